@@ -133,27 +133,6 @@ def test_every_kept_token_and_no_other_can_be_drawn(
     assert drawn == kept.tolist()
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    vocab_size=VOCAB_SIZES,
-    step=st.sampled_from([1e-3, 1.0]),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
-)
-def test_untruncated_draw_inverts_the_running_sum(
-    kernels: SamplingKernels, seed: int, vocab_size: int, step: float, temperature: float
-) -> None:
-    logits = make_logits(seed, vocab_size, step, 2.0)
-    probs = make_kept_probs(logits, temperature, 0, 1.0, 0.0)
-    likely = np.flatnonzero(probs > 1e-5)
-    middles = (np.cumsum(probs) - probs / 2)[likely]
-    rows = torch.from_numpy(logits).repeat(len(likely), 1)
-
-    drawn = choose(kernels, rows, middles, temperature=temperature)
-
-    assert drawn == likely.tolist()
-
-
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
 @pytest.mark.parametrize("vocab_size", [3, 64, 1000])
 def test_extreme_numbers_draw_a_token_that_has_probability(

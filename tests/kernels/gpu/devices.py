@@ -8,8 +8,9 @@ runs them on a GPU; without the variable they are interpreted, which needs none.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,12 @@ DEVICES = [
 ]
 on_devices = pytest.mark.parametrize("device", DEVICES)
 interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+
+
+def on_gpu(test: Callable[..., None]) -> Any:
+    """Mark a test that runs on a GPU only."""
+    is_absent = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+    return pytest.mark.gpu(is_absent(test))
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import remora.kernels.gpu.linear_invariant as kernels
 from remora.kernels.linear_invariant import linear_invariant
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
 
 # Of sums of about one, rounded once.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -92,8 +92,7 @@ def test_parts_have_the_same_bits_in_one_program_and_in_several(
     assert torch.equal(linear_invariant(*case), several)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_rows_of_a_models_size_have_the_same_bits_in_any_company() -> None:
     torch.manual_seed(0)
     x, weight, bias = random_case(3000, 4096, 14336, torch.bfloat16, "cuda")

@@ -11,7 +11,7 @@ from torch import Tensor
 import remora.kernels.gpu.linear_quant as kernels
 from remora.kernels.linear_quant import linear_quant, linear_quant_reference
 from remora.kernels.quant_formats import QuantisedWeight
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
 from tests.kernels.quantised_weights import MAKERS
 
 # Rows are quantised to the same bits, so what differs is the order of float32 sums, and the
@@ -49,15 +49,21 @@ def random_case(
 @on_devices
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(
-    ("rows", "dtype"),
-    [(1, torch.bfloat16), (40, torch.float16), (130, torch.bfloat16), (5, torch.float32)],
+    ("rows", "inputs", "dtype"),
+    [
+        (1, 256, torch.bfloat16),
+        (3, 2100, torch.bfloat16),  # in splits
+        (40, 256, torch.float16),
+        (130, 256, torch.bfloat16),
+        (5, 256, torch.float32),
+    ],
     ids=str,
 )
 def test_every_weight_and_tile_agrees_with_torch(
-    device: str, name: str, rows: int, dtype: torch.dtype
+    device: str, name: str, rows: int, inputs: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(rows)
-    weight, x, bias = random_case(name, rows, 70, 256, dtype, device)
+    weight, x, bias = random_case(name, rows, 70, inputs, dtype, device)
 
     check(weight, x, bias)
 
@@ -86,15 +92,6 @@ def test_ragged_products_agree_with_torch(
     weight, x, bias = random_case(name, rows, outputs, inputs, dtype, "cpu")
 
     check(weight, x, bias if has_bias else None)
-
-
-@on_devices
-@pytest.mark.parametrize("name", MAKERS)
-def test_inputs_of_few_rows_are_summed_in_splits(device: str, name: str) -> None:
-    torch.manual_seed(0)
-    weight, x, bias = random_case(name, 3, 20, 2100, torch.bfloat16, device)
-
-    check(weight, x, bias)
 
 
 @on_devices
@@ -131,8 +128,7 @@ def test_rows_may_be_parts_of_wider_ones(device: str, name: str) -> None:
     check(weight, wide[:, 150:350], None)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("rows", [1, 16, 64, 512])
 def test_products_of_a_models_size_agree_with_torch(name: str, rows: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remora.kernels.lora import LowRankSlots, RowGroups
 from remora.kernels.row_tiles import RowTiles
-from tests.kernels.gpu.devices import interpreted_only, on_devices
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu
 
 ROOT = Path(__file__).parents[3]
 # Of sums of about one; A x and the result are rounded to the format.
@@ -178,29 +178,23 @@ def test_tiles_of_every_size_agree_with_torch(
 
 
 @on_devices
-@pytest.mark.parametrize("inputs", [576, 1100, 5000])
-def test_inputs_of_few_rows_are_summed_in_splits(device: str, inputs: int) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "parts", "ranks", "rows"),
+    [
+        *((inputs, [40], [[8], [4]], [1, 0, 2]) for inputs in (576, 1100, 5000)),  # in splits
+        (33, [10, 130], [[100, 70], [2, 1]], [1, 2, 0, 1]),  # ranks in several blocks
+    ],
+)
+def test_long_inputs_and_large_ranks_agree_with_torch(
+    device: str, inputs: int, parts: list[int], ranks: list[list[int]], rows: list[int]
+) -> None:
     torch.manual_seed(inputs)
+    max_rank, dtype = ranks[0][0], torch.float32
     slots = make_slots(
-        [[8], [4]], inputs=inputs, parts=[40], max_rank=8, dtype=torch.float32, device=device
+        ranks, inputs=inputs, parts=parts, max_rank=max_rank, dtype=dtype, device=device
     )
 
-    check(slots, [1, 0, 2])
-
-
-@on_devices
-def test_ranks_beyond_a_block_are_computed_in_several(device: str) -> None:
-    torch.manual_seed(0)
-    slots = make_slots(
-        [[100, 70], [2, 1]],
-        inputs=33,
-        parts=[10, 130],
-        max_rank=100,
-        dtype=torch.float32,
-        device=device,
-    )
-
-    check(slots, [1, 2, 0, 1])
+    check(slots, rows)
 
 
 @on_devices
@@ -258,8 +252,7 @@ def test_a_slot_that_is_cleared_or_written_anew_is_known_to_the_kernels(device: 
     check(slots, [1, 2])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_a_captured_step_runs_again_with_other_rows() -> None:
     torch.manual_seed(0)
     slots = make_slots(
@@ -284,8 +277,7 @@ def test_a_captured_step_runs_again_with_other_rows() -> None:
     torch.testing.assert_close(y.double().cpu(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_rows_on_a_gpu_are_computed_by_kernels() -> None:
     made = RowGroups.of(np.array([0, 1], dtype=np.int32), torch.device("cuda"))
 

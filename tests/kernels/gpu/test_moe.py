@@ -16,7 +16,13 @@ from remora.kernels.moe import moe, moe_reference
 from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.moe_weights import ExpertWeight
 from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned, poisoned_memory
+from tests.kernels.gpu.devices import (
+    interpreted_only,
+    on_devices,
+    on_gpu,
+    poisoned,
+    poisoned_memory,
+)
 from tests.kernels.quantised_weights import random_fp8, random_scales
 
 # Of outputs of about one, made of two rounded sums and k rounded addends.
@@ -109,10 +115,10 @@ def test_a_row_may_be_the_same_bits_in_any_company(device: str) -> None:
     x, ids = torch.randn(90, 160, device=device).to(torch.bfloat16), make_ids(90, 2, 2, device)
     weights = torch.rand(ids.shape, device=device)
 
-    scoped_task = moe(x, ids, weights, gate_up, down, invariant=True)
+    together = moe(x, ids, weights, gate_up, down, invariant=True)
     alone = moe(x[:1], ids[:1], weights[:1], gate_up, down, invariant=True)
 
-    assert torch.equal(scoped_task[:1], alone)
+    assert torch.equal(together[:1], alone)
 
 
 @on_devices
@@ -243,8 +249,7 @@ def test_weights_that_do_not_fit_are_refused(device: str, monkeypatch: pytest.Mo
         moe(x, ids, weights, fp8, fp8_down)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 @pytest.mark.parametrize("tokens", [1, 64, 300, 4096])
 def test_a_layer_of_a_models_size_agrees_with_torch(tokens: int) -> None:
     torch.manual_seed(0)
@@ -254,8 +259,7 @@ def test_a_layer_of_a_models_size_agrees_with_torch(tokens: int) -> None:
     check(x, make_ids(tokens, 8, 128, "cuda"), gate_up, down, tolerance=3e-2)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 @pytest.mark.parametrize("tokens", [1, 64, 300, 4096])
 def test_a_layer_of_float8_of_a_models_size_agrees_with_torch(tokens: int) -> None:
     torch.manual_seed(0)

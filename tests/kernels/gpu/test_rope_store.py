@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.kv_store import GREATEST
-from remora.kernels.norm import rms_norm
-from remora.kernels.rope import apply_rope
 from remora.kernels.rope_store import rotate_and_store, rotate_and_store_reference
 from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
 from tests.kernels.gpu.test_kv_store import as_bytes, make_pages
@@ -164,30 +162,3 @@ def test_projections_of_models_agree_with_torch(
         has_norms=has_norms,
         interleaved=False,
     )
-
-
-@on_devices
-def test_one_launch_gives_what_several_give(device: str) -> None:
-    torch.manual_seed(0)
-    heads = bounded(3, 6, 64, dtype=torch.bfloat16, device=device)
-    weight = torch.rand(64, device=device).bfloat16()
-    cos, sin = angles(3, 32, torch.bfloat16, device)
-    pages, _ = make_pages(1, 4, heads[:, 4:5], torch.bfloat16)
-
-    rotated = rotate_and_store(
-        heads[:, :4],
-        heads[:, 4:5],
-        heads[:, 5:],
-        cos,
-        sin,
-        pages,
-        torch.arange(3, device=device),
-        norms=(weight, weight),
-        eps=EPS,
-    )
-
-    apart = apply_rope(rms_norm(heads[:, :5], weight, EPS), cos, sin)
-    # A unit in the last place, where sums of squares are made in another order.
-    torch.testing.assert_close(rotated, apart[:, :4], rtol=2**-7, atol=2**-7)
-    torch.testing.assert_close(pages[0, 0, :3], apart[:, 4:], rtol=2**-7, atol=2**-7)
-    assert torch.equal(pages[1, 0, :3], heads[:, 5:])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remora.kernels import sampling
 from remora.kernels.device_sampling import choose_on_device
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned_memory
 from tests.kernels.test_sampling import make_logits
 
 # Around blocks of 128 and segments of 2048, and beyond the candidates that a program holds of one.
@@ -256,8 +256,7 @@ def test_no_rows_are_no_tokens(device: str) -> None:
     assert choose(torch.zeros(0, 100, device=device), []) == ([], [])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_a_captured_choice_runs_again_with_other_rows() -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 128256, device="cuda")

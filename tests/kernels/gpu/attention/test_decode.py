@@ -13,7 +13,7 @@ from torch import Tensor
 from remora.kernels.attention.decode import attend_decode_paged, attend_decode_paged_reference
 from remora.kernels.gpu.arch import Arch
 from remora.kernels.gpu.attention import decode as kernels
-from tests.kernels.gpu.devices import INTERPRETED, interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import INTERPRETED, interpreted_only, on_devices, on_gpu, poisoned
 from tests.kernels.gpu.paged import (
     NARROW_TOLERANCES,
     TOLERANCES,
@@ -30,10 +30,14 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attend(query: Tensor, paged: Paged, **options: Any) -> Tensor:
-    """Attend into memory full of NaN."""
-    out = poisoned(*query.shape, dtype=query.dtype, device=str(query.device))
+    """Attend parts of wider tokens into parts of wider memory full of NaN."""
+    num_tokens, num_heads, head_dim = query.shape
+    shape = num_tokens, num_heads + 5, head_dim
+    wide = poisoned(*shape, dtype=query.dtype, device=str(query.device))
+    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)
+    out = wide[:, 3:-2]
     given = attend_decode_paged(
-        query,
+        wide_query[:, 1:-2],
         paged.kv_pages,
         paged.tables,
         paged.lengths,
@@ -42,6 +46,8 @@ def attend(query: Tensor, paged: Paged, **options: Any) -> Tensor:
         **{"scale": query.shape[-1] ** -0.5, "window": None, **options},
     )
     assert given is out
+    assert wide[:, :3].isnan().all()
+    assert wide[:, -2:].isnan().all()
     return out
 
 
@@ -102,54 +108,36 @@ def test_rows_of_any_length_agree_with_torch(
 
 
 @on_devices
-@pytest.mark.parametrize("page_size", [1, 2, 5, 32, 64])
-def test_pages_may_be_of_any_size(device: str, page_size: int) -> None:
-    lengths = [page_size - 1, page_size, page_size + 1, 130]
-
-    check(lengths, page_size=page_size, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("heads", [(9, 3), (7, 1), (33, 1), (142, 2)])
-def test_query_heads_of_a_kv_head_may_be_any_number(device: str, heads: tuple[int, int]) -> None:
-    check([19], heads=heads, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_heads_may_be_of_any_size(device: str, head_dim: int) -> None:
-    check([3, 70], head_dim=head_dim, dtype=torch.bfloat16, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("window", [1, 16, 100, 300])
-def test_a_window_hides_what_is_before_it(device: str, window: int) -> None:
-    check([0, 1, 16, 17, 301], window=window, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("fixed_split", [False, True])
-def test_sinks_take_a_part_of_each_softmax(
-    device: str, fixed_split: bool, window: int | None
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        *(([size - 1, size, size + 1, 130], {"page_size": size}) for size in (1, 2, 5, 32, 64)),
+        *(([19], {"heads": heads}) for heads in ((9, 3), (7, 1), (33, 1), (142, 2))),
+        *(
+            ([3, 70], {"head_dim": size, "dtype": torch.bfloat16})
+            for size in (64, 80, 96, 128, 256)
+        ),
+        *(([0, 1, 16, 17, 301], {"window": window}) for window in (1, 16, 100, 300)),
+        *(
+            (
+                [0, 1, 40, 300],
+                {"heads": (6, 2), "window": window, "with_sinks": True, "fixed_split": fixed},
+            )
+            for window in (None, 20)
+            for fixed in (False, True)
+        ),
+        *(
+            ([1, 40, 200], {"soft_cap": cap, "window": window})
+            for cap in (0.5, 30.0)
+            for window in (None, 20)
+        ),
+    ],
+    ids=str,
+)
+def test_every_shape_and_rule_agrees_with_torch(
+    device: str, lengths: list[int], options: dict[str, Any]
 ) -> None:
-    check(
-        [0, 1, 40, 300],
-        heads=(6, 2),
-        window=window,
-        with_sinks=True,
-        device=device,
-        fixed_split=fixed_split,
-    )
-
-
-@on_devices
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
-def test_scores_are_capped_before_they_are_masked(
-    device: str, soft_cap: float, window: int | None
-) -> None:
-    check([1, 40, 200], soft_cap=soft_cap, window=window, device=device)
+    check(lengths, device=device, **options)
 
 
 @on_devices
@@ -209,40 +197,13 @@ def test_a_row_is_the_same_bits_whoever_is_beside_it(device: str) -> None:
 
 
 @on_devices
-def test_tokens_may_be_parts_of_wider_ones(device: str) -> None:
-    torch.manual_seed(0)
-    paged = make_paged(
-        [5, 300], page_size=4, num_kv_heads=2, head_dim=16, dtype=torch.float32, device=device
-    )
-    wide = torch.randn(2, 9, 16, device=device)
-    out = poisoned(2, 9, 16, dtype=torch.float32, device=device)
-
-    attend_decode_paged(
-        wide[:, 1:5],
-        paged.kv_pages,
-        paged.tables,
-        paged.lengths,
-        scale=0.25,
-        window=None,
-        out=out[:, 3:7],
-    )
-
-    expected = attend_decode_paged_reference(
-        wide[:, 1:5].double().cpu(), **paged.exact, scale=0.25, window=None
-    )
-    torch.testing.assert_close(out[:, 3:7].double().cpu(), expected, atol=1e-5, rtol=1e-5)
-    assert out[:, :3].isnan().all()
-    assert out[:, 7:].isnan().all()
-
-
-@on_devices
 def test_no_rows_are_no_launch(device: str) -> None:
     paged = make_paged(
         [1], page_size=4, num_kv_heads=1, head_dim=16, dtype=torch.float32, device=device
     )
-    nobody = Paged(paged.kv_pages, None, paged.tables[:0], paged.lengths[:0])
+    empty = Paged(paged.kv_pages, None, paged.tables[:0], paged.lengths[:0])
 
-    assert attend(torch.empty(0, 1, 16, device=device), nobody).shape == (0, 1, 16)
+    assert attend(torch.empty(0, 1, 16, device=device), empty).shape == (0, 1, 16)
 
 
 @interpreted_only
@@ -272,8 +233,7 @@ def test_a_gpu_that_cannot_convert_the_pages_says_so(monkeypatch: pytest.MonkeyP
         check([1], kv_dtype=torch.float8_e4m3fn)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_real_sizes_agree_with_torch_on_a_gpu() -> None:
     lengths = [8192, 1, 1023, 1024, 1025, 17000] + [700] * 58
     for fixed_split in (False, True):
@@ -287,8 +247,7 @@ def test_real_sizes_agree_with_torch_on_a_gpu() -> None:
         )
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 def test_a_captured_step_runs_again_with_other_rows() -> None:
     torch.manual_seed(0)
     paged = make_paged(

@@ -18,7 +18,7 @@ from remora.kernels.attention.mla import (
     extend_over_latents_reference,
 )
 from remora.kernels.gpu.attention import mla as kernels
-from tests.kernels.gpu.devices import INTERPRETED, interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import INTERPRETED, interpreted_only, on_devices, on_gpu, poisoned
 from tests.kernels.gpu.paged import TOLERANCES, Paged, make_paged
 
 
@@ -199,8 +199,7 @@ def test_ragged_rows_agree_with_torch(rows: list[tuple[int, int]], **options: An
     check_decode([count + before for count, before in rows], **options)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 @pytest.mark.parametrize("num_heads", [16, 128])
 def test_real_sizes_agree_with_torch_on_a_gpu(num_heads: int) -> None:
     common: dict[str, Any] = {

@@ -13,17 +13,21 @@ from torch import Tensor
 
 from remora.kernels.attention.prefill import attend_extend, attend_extend_reference
 from remora.kernels.gpu.attention import prefill as kernels
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
 from tests.kernels.gpu.paged import NARROW_TOLERANCES, TOLERANCES, Paged, make_paged
 
 Row = tuple[int, int]  # new tokens, and tokens of context with those
 
 
 def attend(query: Tensor, paged: Paged, starts: Tensor, **options: Any) -> Tensor:
-    """Attend into memory full of NaN."""
-    out = poisoned(*query.shape, dtype=query.dtype, device=str(query.device))
+    """Attend parts of wider tokens into parts of wider memory full of NaN."""
+    num_tokens, num_heads, head_dim = query.shape
+    shape = num_tokens, num_heads + 5, head_dim
+    wide = poisoned(*shape, dtype=query.dtype, device=str(query.device))
+    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)
+    out = wide[:, 3:-2]
     given = attend_extend(
-        query,
+        wide_query[:, 1:-2],
         paged.kv_pages,
         paged.tables,
         starts,
@@ -33,6 +37,8 @@ def attend(query: Tensor, paged: Paged, starts: Tensor, **options: Any) -> Tenso
         **{"scale": query.shape[-1] ** -0.5, "window": None, **options},
     )
     assert given is out
+    assert wide[:, :3].isnan().all()
+    assert wide[:, -2:].isnan().all()
     return out
 
 
@@ -100,46 +106,44 @@ def test_rows_of_any_length_agree_with_torch(device: str, dtype: torch.dtype) ->
     check(rows, heads=(6, 2), dtype=dtype, device=device)
 
 
-@on_devices
-@pytest.mark.parametrize("page_size", [1, 5, 64])
-def test_pages_may_be_of_any_size(device: str, page_size: int) -> None:
-    lengths = [page_size - 1, page_size, page_size + 1, 70]
-
-    check([(min(9, length), length) for length in lengths], page_size=page_size, device=device)
+BF16 = {"dtype": torch.bfloat16}
 
 
 @on_devices
-@pytest.mark.parametrize("heads", [(9, 3), (7, 1), (71, 1), (300, 2)])
-def test_query_heads_of_a_kv_head_may_be_any_number(device: str, heads: tuple[int, int]) -> None:
-    check([(3, 3), (2, 21)], heads=heads, dtype=torch.bfloat16, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_heads_may_be_of_any_size(device: str, head_dim: int) -> None:
-    check([(3, 3), (9, 70)], head_dim=head_dim, dtype=torch.bfloat16, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [1, 16, 50, 300])
-def test_a_window_hides_what_is_before_it(device: str, window: int, dtype: torch.dtype) -> None:
-    check([(20, 20), (1, 150), (33, 180)], window=window, dtype=dtype, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("window", [None, 20])
-def test_sinks_take_a_part_of_each_softmax(device: str, window: int | None) -> None:
-    check([(1, 1), (40, 40), (5, 80)], heads=(6, 2), window=window, with_sinks=True, device=device)
-
-
-@on_devices
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
-def test_scores_are_capped_before_they_are_masked(
-    device: str, soft_cap: float, window: int | None
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        *(
+            ([(min(9, n), n) for n in (size - 1, size, size + 1, 70)], {"page_size": size})
+            for size in (1, 5, 64)
+        ),
+        *(
+            ([(3, 3), (2, 21)], {"heads": heads, **BF16})
+            for heads in ((9, 3), (7, 1), (71, 1), (300, 2))
+        ),
+        *(([(3, 3), (9, 70)], {"head_dim": size, **BF16}) for size in (64, 80, 96, 128, 256)),
+        *(
+            ([(20, 20), (1, 150), (33, 180)], {"window": window, **dtype})
+            for window in (1, 16, 50, 300)
+            for dtype in ({}, BF16)
+        ),
+        *(
+            ([(1, 1), (40, 40), (5, 80)], {"heads": (6, 2), "window": window, "with_sinks": True})
+            for window in (None, 20)
+        ),
+        *(
+            ([(40, 40), (5, 80)], {"soft_cap": cap, "window": window})
+            for cap in (0.5, 30.0)
+            for window in (None, 20)
+        ),
+        ([(2, 5)] * 11 + [(0, 0), (40, 41)] + [(1, 3)] * 7, {}),  # rows beyond the least vector
+    ],
+    ids=str,
+)
+def test_every_shape_and_rule_agrees_with_torch(
+    device: str, rows: list[Row], options: dict[str, Any]
 ) -> None:
-    check([(40, 40), (5, 80)], soft_cap=soft_cap, window=window, device=device)
+    check(rows, device=device, **options)
 
 
 @on_devices
@@ -210,46 +214,6 @@ def test_pages_that_lie_behind_the_window_are_not_read(window: int, device: str)
 
 
 @on_devices
-def test_more_rows_than_the_shortest_vector_of_them_holds(device: str) -> None:
-    check([(2, 5)] * 11 + [(0, 0), (40, 41)] + [(1, 3)] * 7, device=device)
-
-
-@on_devices
-def test_tokens_may_be_parts_of_wider_ones(device: str) -> None:
-    torch.manual_seed(0)
-    paged = make_paged(
-        [30], page_size=4, num_kv_heads=2, head_dim=16, dtype=torch.float32, device=device
-    )
-    wide = torch.randn(30, 9, 16, device=device)
-    out = poisoned(30, 9, 16, dtype=torch.float32, device=device)
-    starts = starts_of([(30, 30)], 0, device)
-
-    attend_extend(
-        wide[:, 1:5],
-        paged.kv_pages,
-        paged.tables,
-        starts,
-        paged.lengths,
-        scale=0.25,
-        window=None,
-        out=out[:, 3:7],
-    )
-
-    expected = torch.empty(30, 4, 16, dtype=torch.float64)
-    attend_extend_reference(
-        wide[:, 1:5].double().cpu(),
-        **paged.exact,
-        starts=starts.cpu(),
-        scale=0.25,
-        window=None,
-        out=expected,
-    )
-    torch.testing.assert_close(out[:, 3:7].double().cpu(), expected, atol=1e-5, rtol=1e-5)
-    assert out[:, :3].isnan().all()
-    assert out[:, 7:].isnan().all()
-
-
-@on_devices
 @pytest.mark.parametrize("num_rows", [0, 1])
 def test_no_tokens_are_no_launch(device: str, num_rows: int) -> None:
     paged = make_paged(
@@ -281,8 +245,7 @@ def test_ragged_rows_agree_with_torch(
     check(extended, heads=(group * num_kv_heads, num_kv_heads), **options)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@on_gpu
 @pytest.mark.parametrize("window", [None, 1024])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_real_sizes_agree_with_torch_on_a_gpu(head_dim: int, window: int | None) -> None:
