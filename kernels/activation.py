@@ -1,8 +1,7 @@
 """Gated activation over a fused gate and up projection.
 
-What is applied to the gate is computed in float32 and rounded to the dtype before the product. On a
-GPU the kernel is that of `gpu/activation.py`, where there is triton: for float32, float16 and
-bfloat16.
+The activation is computed in float32 and rounded to the dtype before the product. With Triton the
+kernel is that of `gpu/activation.py`, for float32, float16 and bfloat16.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sampling that never leaves the device: `choose` and `token_logprobs` of tensors, into tensors.
+"""Sampling on the logits' device: `choose` and `token_logprobs` with tensor arguments and results.
 
-What they mean is said in `kernels/sampling.py`, on which they fall back where there are no kernels.
-On a GPU with triton (`gpu/sampling.py`, `gpu/logprobs.py`) nothing waits and nothing is read back,
-so that a step may be captured in a graph, and logits are not changed.
+`kernels/sampling.py` specifies both, and computes them where Triton does not. With Triton
+(`gpu/sampling.py`, `gpu/logprobs.py`) nothing is read back, so a step can be captured in a graph,
+and logits are not changed.
 
 Legend: R rows, V vocabulary, K of the top.
 """
@@ -25,35 +25,22 @@ def choose_on_device(
     top_p: Tensor,
     min_p: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Choose one id per row [R] int64; also returns whether the row is good [R] bool.
+    """Choose one id per row [R] int64; also return whether the row is good [R] bool.
 
-    logits:       [R, V] float32, rows in one piece each; may be overwritten
+    logits:       [R, V] float32, each row contiguous; may be overwritten
     temperature:  [R] float32; 0 = greedy
-    uniforms:     [R] float64 in [0, 1); of rows that draw
+    uniforms:     [R] float64 in [0, 1); not read for greedy rows
     top_k:        [R] int64; 0 = off
     top_p:        [R] float64; 1 = off
     min_p:        [R] float32; 0 = off
 
-    Ids are those of `sampling.choose`, but where a number lies so close to the boundary of two
-    tokens that the rounding of sums decides; the id of a row that is not good means nothing.
+    Ids equal those of `sampling.choose` unless a uniform lies so close to the boundary of two
+    tokens that the rounding of sums decides. The id of a row that is not good is undefined.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import sampling as kernels
 
-        num_rows, device = len(logits), logits.device
-        ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-        is_good = torch.empty(num_rows, dtype=torch.bool, device=device)
-        kernels.choose(
-            logits,
-            temperature,
-            uniforms,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            ids=ids,
-            is_good=is_good,
-        )
-        return ids, is_good
+        return kernels.choose(logits, temperature, uniforms, top_k, top_p, min_p)
     chosen, good = sampling.choose(
         logits,
         temperature.cpu().numpy(),
@@ -68,34 +55,20 @@ def choose_on_device(
 def token_logprobs_on_device(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Describe the chosen tokens [R] and the most likely ones of softmax(logits).
+    """Return log-probabilities of the chosen tokens and of the likeliest ones.
 
-    logits:     [R, V] float32, rows in one piece each; not changed
+    logits:     [R, V] float32, each row contiguous; not changed
     token_ids:  [R] int64
 
     Returns the tokens' log-probabilities [R] float32 and ranks [R] int32 (1 = no logit is greater),
     and the ids [R, K] int64 and log-probabilities [R, K] float32 of the K = min(num_top, V)
-    likeliest, lower ids first among equals. Of rows with a NaN or an infinity they mean nothing; so
-    do places of the top for which only logits of -inf are left.
+    likeliest, lower ids first among equals. Results are undefined for rows with a NaN or an
+    infinity, and for places of the top for which only logits of -inf remain.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import logprobs as kernels
 
-        num_rows, vocab_size = logits.shape
-        device, num_top = logits.device, min(num_top, vocab_size)
-        logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
-        ranks = torch.empty(num_rows, dtype=torch.int32, device=device)
-        top_ids = torch.empty((num_rows, num_top), dtype=torch.int64, device=device)
-        top_logprobs = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
-        kernels.describe(
-            logits,
-            token_ids,
-            logprobs=logprobs,
-            ranks=ranks,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
-        )
-        return logprobs, ranks, top_ids, top_logprobs
+        return kernels.token_logprobs(logits, token_ids, min(num_top, logits.shape[1]))
     described = sampling.token_logprobs(logits, token_ids.cpu().numpy(), num_top)
     logprobs, ranks, top_ids, top_logprobs = (
         torch.from_numpy(each).to(logits.device) for each in described

@@ -1,6 +1,6 @@
-"""Whether a tensor is computed on by the kernels of gpu/ or by torch.
+"""Decides whether the Triton kernels of `gpu/` or torch compute on a tensor.
 
-Knows kinds of devices and whether triton is there; knows no kernel.
+Knows device types and whether Triton is installed; knows no kernel.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from importlib.util import find_spec
 
 import torch
 
-# Kinds of devices whose tensors go to triton's kernels, where there is triton.
+# Device types that Triton kernels serve.
 TRITON_DEVICES = frozenset({"cuda"})
 
 
 def by_triton(device: torch.device) -> bool:
-    """Return whether triton's kernels compute on tensors of this device.
+    """Return whether Triton kernels compute on tensors of this device.
 
-    Not while torch.compile reads the code: it makes kernels of its own of torch's operations.
+    False while torch.compile traces: it generates its own kernels from torch operations.
     """
     return device.type in TRITON_DEVICES and has_triton() and not torch.compiler.is_compiling()
 
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be had; torch brings triton along on GPUs, mostly."""
+    """Return whether Triton is installed; most GPU builds of torch include it."""
     return find_spec("triton") is not None

@@ -1,7 +1,7 @@
-"""Logits of tokens that a constraint does not allow become -inf.
+"""Sets logits of tokens that a constraint disallows to -inf.
 
-The specification; `cpu/src/sampling.cpp` holds the native one, `gpu/logit_edits.py` the kernel for
-a GPU. Knows nothing of grammars.
+Specifies the native implementation in `cpu/src/sampling.cpp` and the Triton kernel of
+`gpu/logit_edits.py`. Knows nothing of grammars.
 
 Legend: R rows, V vocabulary, G restricted rows, W = ceil(V / 32) words.
 """
@@ -18,11 +18,11 @@ from remora.kernels.memory import to_device
 
 
 def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray[np.int32]) -> None:
-    """Take -inf from the logits that are not allowed, in place. A NaN stays one, to be noticed.
+    """Set disallowed logits to -inf, in place. A NaN stays NaN, so that it is detected.
 
     logits:  [R, V] float32
-    lines:   [G] the rows that are restricted, each at most once
-    words:   [G, W] bit i of a row's words, from the lowest of the first on, allows token i
+    lines:   [G] restricted rows, each at most once
+    words:   [G, W] bit mask of each row, lowest bit of the first word first; 1 allows the token
     """
     if by_triton(logits.device):
         there = (to_device(each, logits.device) for each in (lines, words))
@@ -35,10 +35,10 @@ def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray
 
 
 def mask_tokens_on_device(logits: Tensor, lines: Tensor, words: Tensor) -> None:
-    """Do the same by lines [G] int64 and words [G, W] int32 that are on the logits' device.
+    """Do the same for lines [G] int64 and words [G, W] int32 on the logits' device.
 
-    On a GPU with triton nothing waits, and lines below 0 are passed over, so that a captured launch
-    may have as many as a step needs at most.
+    With Triton the call does not wait and skips lines below 0, so that a captured launch can have
+    the largest number of lines of any step.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import logit_edits

@@ -1,11 +1,11 @@
-"""Writing K and V of new tokens to their slots in paged memory, as they are or quantised.
+"""Stores K and V of new tokens in the slots of paged memory, unchanged or quantised.
 
-Quantised pages hold int8 or float8 e4m3, and a scale for each token and head: the greatest size of
-its elements becomes the format's greatest number. So a token's bits depend on no other token, and
-not on the step that stored it. Knows slots; knows nothing of who owns a page.
+Quantised pages hold int8 or float8 e4m3 with a scale for each token and head, which maps the
+largest magnitude to the format's largest value. A token's bits therefore depend neither on other
+tokens nor on its step. Knows slots; knows nothing of page ownership.
 
-On a GPU the kernel is that of `gpu/kv_store.py`, where there is triton, on every make of GPU:
-e4m3 is rounded without the instructions that some lack.
+With Triton the kernel is that of `gpu/kv_store.py`, on every GPU: e4m3 is rounded with integer
+arithmetic.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
 
-# The greatest number of the formats in which K and V may be quantised.
+# The largest value of each quantised format.
 GREATEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Smaller heads become zeros: the inverse of their scale would not be finite.
+# Heads of smaller magnitude become zeros: the inverse of their scale would not be finite.
 LEAST_SIZE = 1e-30
 
 
@@ -26,19 +26,19 @@ def store_kv(
 ) -> None:
     """Scatter K and V of the step's tokens into the pages of one layer, in place.
 
-    key, value:  [num_tokens, num_kv_heads, head_dim]; heads may lie in a wider tensor
+    key, value:  [num_tokens, num_kv_heads, head_dim], any token and head stride
     kv_pages:    [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; in the dtype of
                  `key`, int8 or float8_e4m3fn
     slots:       [num_tokens] int64, page_id * page_size + offset; two tokens share a slot only in
                  the dump page 0
-    scales:      [2, num_pages, page_size, num_kv_heads] float32, by which int8 and float8 are
-                 multiplied when they are read; written to as well
+    scales:      [2, num_pages, page_size, num_kv_heads] float32, factors of quantised elements,
+                 overwritten for the tokens
 
-    What is stored is always finite (NaN becomes 0, infinities the largest number of the dtype of
-    `key`). Attention multiplies slots past a row's end by a weight of 0; a NaN left there by one
-    sequence would reach the next owner of the page.
+    Stored values are always finite (NaN becomes 0, infinities the largest value of the dtype of
+    `key`): attention multiplies slots past a row's end by a weight of 0, and a NaN of one sequence
+    would reach the next owner of the page.
 
-    Raises TypeError if quantised pages come without scales, or others with them.
+    Raises TypeError for quantised pages without scales, or other pages with scales.
     """
     check_scales(kv_pages, scales)
     if not by_triton(key.device):
@@ -59,7 +59,7 @@ def store_kv_reference(
         if scales is not None:
             stored, scale = quantise(stored, kv_pages.dtype)
             scales.flatten(1, 2)[part].index_copy_(0, slots, scale)
-        # As bytes: torch copies floats of 8 bits by no index.
+        # As bytes: torch has no indexed copy of 8-bit floats.
         to, stored = (
             (each.view(torch.uint8) if each.itemsize == 1 else each)
             for each in (flat[part], stored)
@@ -68,14 +68,14 @@ def store_kv_reference(
 
 
 def quantise(heads: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return finite heads [..., head_dim] in a format of 8 bits, and their scales [...] float32."""
+    """Quantise finite heads [..., head_dim] to 8 bits; return them and scales [...] float32."""
     size = heads.float().abs().amax(-1).clamp(min=LEAST_SIZE)
     scaled = heads.float() * (GREATEST[dtype] / size).unsqueeze(-1)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), size / GREATEST[dtype]
 
 
 def check_scales(kv_pages: Tensor, scales: Tensor | None) -> None:
-    """Raise TypeError if quantised pages come without scales, or others with them."""
+    """Raise TypeError for quantised pages without scales, or other pages with scales."""
     if (kv_pages.dtype in GREATEST) != (scales is not None):
         claim = "need no scales" if scales is not None else "need scales"
         raise TypeError(f"pages of {kv_pages.dtype} {claim}")

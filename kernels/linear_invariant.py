@@ -1,8 +1,8 @@
-"""A product with a weight whose rows do not depend on each other, for deterministic inference.
+"""Batch-invariant product with a weight, for deterministic inference.
 
-Libraries choose another kernel, and so another order of sums, for another number of rows: then a
-request's tokens depend on who else is in its batch. Here tiles and the order of sums are the same
-for any number of rows. (Norms, activations and torch's log_softmax go row by row anyway.)
+Libraries choose the kernel, and with it the order of sums, by the number of rows, so a request's
+tokens depend on its batch. Here tiles and the order of sums are the same for any number of rows.
+(Norms, activations and torch's log_softmax work row by row anyway.)
 
 Legend: T rows, I inputs, O outputs.
 """
@@ -18,14 +18,13 @@ from remora.kernels.dispatch import by_triton
 def linear_invariant(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """Compute x W^T + b, each row to the same bits in whatever company.
+    """Compute x W^T + b; a row's bits do not depend on other rows (with Triton only).
 
-    x:       [T, I] bfloat16, float16 or float32, each row in one piece
+    x:       [T, I] bfloat16, float16 or float32, each row contiguous
     weight:  [O, I] of the type of `x`
     bias:    [O], any float type
-    out:     [T, O] of the type of `x`, in one piece, to be overwritten; None = new memory
+    out:     [T, O] of the type of `x`, contiguous, overwritten; None = new memory
 
-    Where torch computes there is no such promise.
     Returns `out`, in the dtype of `x`. Raises ValueError where shapes or types do not fit.
     """
     if x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
@@ -35,7 +34,9 @@ def linear_invariant(
     if out is None:
         out = x.new_empty(len(x), len(weight))
     if out.shape != (len(x), len(weight)) or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out is {out.dtype} {list(out.shape)}, not {x.dtype} of rows x outputs")
+        raise ValueError(
+            f"out is {out.dtype} {list(out.shape)}; it must be a contiguous {x.dtype} [T, O]"
+        )
     if by_triton(x.device):
         from remora.kernels.gpu import linear_invariant as kernels
 

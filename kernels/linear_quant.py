@@ -1,13 +1,13 @@
 """Products with quantised weights: y = x W^T + b, where W is int8, float8 or int4 with scales.
 
-- int8 and float8 weights are multiplied with rows that are quantised on the way, in sums of int32
-  or float32; scales of rows and outputs are applied to the sum.
+- int8 and float8 weights are multiplied with rows that are quantised first, with int32 or float32
+  sums; scales of rows and outputs are applied to the sum.
 - float8 in blocks of 128 x 128 with rows in groups of 128 (DeepSeek-V3, arXiv:2412.19437): scales
   are applied to the sum of each 128 inputs.
-- int4 in groups of inputs: rows stay as they are, weights are (q - zero) * scale.
+- int4 in groups of inputs: rows are not quantised, weights are (q - zero) * scale.
 
-What stands here in torch is the specification of the kernels in `gpu/`, and serves where those do
-not. Knows no checkpoints; `int4.py` knows how others order the bits of int4.
+The torch code specifies the kernels of `gpu/` and is the fallback. Knows no checkpoints; `int4.py`
+knows the bit layouts of int4 checkpoints.
 
 Legend: T rows, I inputs, O outputs, G groups of inputs.
 """
@@ -38,12 +38,12 @@ def linear_quant(
 ) -> Tensor:
     """Compute x W^T + b.
 
-    x:     [T, I] bfloat16, float16 or float32, each row in one piece
+    x:     [T, I] bfloat16, float16 or float32, each row contiguous
     bias:  [O], any float type
-    out:   [T, O] of the type of `x`, in one piece, to be overwritten; None = new memory
+    out:   [T, O] of the type of `x`, contiguous, overwritten; None = new memory
 
-    Makes of GPU without products of float8_e4m3fn (sm_80, sm_86, gfx942) multiply float8 weights
-    with rows as they are: more exact, and as fast where reading weights is what takes the time.
+    GPUs without float8_e4m3fn products (sm_80, sm_86, gfx942) multiply float8 weights with rows
+    that are not quantised: more exact, and as fast while reading weights is the bottleneck.
 
     Returns `out`, in the dtype of `x`.
     Raises ValueError where shapes do not fit.
@@ -55,7 +55,9 @@ def linear_quant(
     if out is None:
         out = x.new_empty(len(x), outputs)
     if out.shape != (len(x), outputs) or out.dtype != x.dtype or not out.is_contiguous():
-        raise ValueError(f"out is {out.dtype} {list(out.shape)}, not {x.dtype} of rows x outputs")
+        raise ValueError(
+            f"out is {out.dtype} {list(out.shape)}; it must be a contiguous {x.dtype} [T, O]"
+        )
     if by_triton(x.device):
         from remora.kernels.gpu import linear_quant as kernels
 
@@ -67,7 +69,7 @@ def linear_quant(
 def linear_quant_reference(
     x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None
 ) -> Tensor:
-    """`linear_quant` in torch, with float32 sums; rows are quantised as the weight asks."""
+    """`linear_quant` in torch, with float32 sums; rows are quantised as the weight requires."""
     match weight:
         case Int8Weight():
             values, scales = quantise_int8_reference(x)

@@ -3,8 +3,8 @@
 Numerics are those of the reference models: normalise in float32, round to the input's dtype,
 then multiply by the weight. Knows nothing of layers.
 
-On a GPU the kernel is that of `gpu/norm.py`, where there is triton: for float32, float16 and
-bfloat16, and rows of at most 32768 elements.
+With Triton the kernel is that of `gpu/norm.py`: for float32, float16 and bfloat16, and rows of at
+most 32768 elements.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ from remora.kernels.dispatch import by_triton
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension.
 
-    x:       [..., dim]; rows may lie in a wider tensor
+    x:       [..., dim], any row stride
     weight:  [dim] in the dtype of `x`, or float32: then the product is rounded too
     Returns a new tensor [..., dim] in the dtype of `x`.
     """
     if not by_triton(x.device):
         return rms_norm_reference(x, weight, eps)
-    from remora.kernels.gpu import norm as kernels
-
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = _as_rows(x)
-    kernels.rms_norm(rows, weight, eps, out.view(rows.shape))
-    return out
+    return _by_kernel(x, None, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -41,14 +36,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     if not by_triton(x.device):
         return add_rms_norm_reference(x, residual, weight, eps)
-    from remora.kernels.gpu import norm as kernels
-
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = _as_rows(x)
-    # A view, or an error: what is written to must be the caller's memory.
-    stream = residual.view(rows.shape)
-    kernels.add_rms_norm(rows, stream, weight, eps, out.view(rows.shape))
-    return out, residual
+    return _by_kernel(x, residual, weight, eps), residual
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -65,7 +53,13 @@ def add_rms_norm_reference(
     return rms_norm_reference(residual, weight, eps), residual
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    """Bring a tensor to three axes, the last one in one piece; a view where that is possible."""
+def _by_kernel(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    from remora.kernels.gpu import norm as kernels
+
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, x.shape[-2] if x.ndim > 2 else 1, x.shape[-1])
-    return rows if rows.stride(2) == 1 else rows.contiguous()
+    rows = rows if rows.stride(2) == 1 else rows.contiguous()
+    # `view` raises rather than copies: the kernel must write to the caller's memory.
+    stream = None if residual is None else residual.view(rows.shape)
+    kernels.rms_norm(rows, stream, weight, eps, out.view(rows.shape))
+    return out

@@ -1,12 +1,12 @@
-"""What happens to heads between their projection and attention, in one call.
+"""QK norm, rotation and storing of K and V, between projection and attention.
 
-Queries and K are normalised where a model has norms of heads, and rotated; K and V are stored. On a
-GPU all of it is one launch (`gpu/rope_store.py`), where there is triton, which reads the projection
-once; elsewhere it is the functions of `norm.py`, `rope.py` and `kv_store.py` one after the other,
-which specify it.
+With Triton this is one launch (`gpu/rope_store.py`) that reads the projection once; otherwise the
+functions of `norm.py`, `rope.py` and `kv_store.py`, which specify it, run one after the other.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,51 +31,33 @@ def rotate_and_store(
     eps: float = 0.0,
     interleaved: bool = False,
 ) -> Tensor:
-    """Return rotated queries, and store K, rotated, and V in the slots of their tokens.
+    """Return rotated queries; store rotated K, and V, in the slots of their tokens.
 
-    query:                    [num_tokens, num_heads, head_dim], a token's heads in one piece
-    key, value:               [num_tokens, num_kv_heads, head_dim]; like the query they may be parts
-                              of one projection; none of them is changed
+    query:                    [num_tokens, num_heads, head_dim], each token's heads contiguous
+    key, value:               [num_tokens, num_kv_heads, head_dim], likewise; all three may be parts
+                              of one projection, and none is changed
     cos, sin, interleaved:    as in `rope.apply_rope`
     kv_pages, slots, scales:  as in `kv_store.store_kv`
-    norms:                    weights [head_dim] of the norms of query and key, applied to each head
-                              before it is rotated; None = there are none
+    norms:                    weights [head_dim] of the QK norms, applied to each head before its
+                              rotation; None = no norms
     Returns a new contiguous tensor [num_tokens, num_heads, head_dim].
 
-    Raises TypeError if quantised pages come without scales, or others with them.
+    Raises TypeError for quantised pages without scales, or other pages with scales.
     """
     check_scales(kv_pages, scales)
+    tensors = (query, key, value, cos, sin, kv_pages, slots)
+    options: dict[str, Any] = {
+        "scales": scales,
+        "norms": norms,
+        "eps": eps,
+        "interleaved": interleaved,
+    }
     if not by_triton(query.device):
-        return rotate_and_store_reference(
-            query,
-            key,
-            value,
-            cos,
-            sin,
-            kv_pages,
-            slots,
-            scales=scales,
-            norms=norms,
-            eps=eps,
-            interleaved=interleaved,
-        )
+        return rotate_and_store_reference(*tensors, **options)
     from remora.kernels.gpu import rope_store as kernels
 
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    kernels.rotate_and_store(
-        query,
-        key,
-        value,
-        cos,
-        sin,
-        kv_pages,
-        slots,
-        out,
-        scales=scales,
-        norms=norms,
-        eps=eps,
-        interleaved=interleaved,
-    )
+    kernels.rotate_and_store(*tensors, out, **options)
     return out
 
 

@@ -1,7 +1,7 @@
-"""Gated activation on a GPU: the kernel of `kernels/activation.py`, which specifies it.
+"""Triton kernel of `kernels/activation.py`, which specifies it.
 
-Bound by memory alone. Programs are small, for few tokens are few elements: a thread loads 16 bytes
-of the gate and 16 of what it gates.
+Memory-bound. Programs are small, so that few tokens fill the GPU: a thread loads 16 bytes of the
+gate and 16 of the up projection.
 
 Legend, and suffixes of blocks: T tokens, D columns of a half; C columns of a program.
 """
@@ -18,7 +18,7 @@ COLUMNS, NUM_WARPS = 1024, 4
 def activate_and_mul(gate_up: Tensor, gate: str, out: Tensor) -> None:
     """Compute gate(first half) * second half.
 
-    gate_up:  [T, 2 * D], each row in one piece
+    gate_up:  [T, 2 * D], each row contiguous
     gate:     "silu", "gelu_erf" or "gelu_tanh"
     out:      [T, D] contiguous; overwritten
     """

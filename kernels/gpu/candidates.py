@@ -1,18 +1,17 @@
-"""Rows of logits on a GPU, cut down to the few tokens that a search has to look at.
+"""Triton kernels that reduce rows of logits to the candidates of sampling and log-probabilities.
 
-A row is divided into segments, a program each, so that a single row fills the GPU as many rows do.
-How it is divided depends on the vocabulary alone: a row's bits do not depend on the rows beside it.
+A row is divided into segments, one program each, so that even a single row fills the GPU. The
+division depends only on the vocabulary: a row's bits do not depend on other rows.
 
-`summarise` reads a row once: the greatest logit and the mass of each block. From these, which are
-few, a bound follows below which no search goes, and `compact` writes down who reaches it. What is
-left of a row is mostly some tokens of each segment, which one program holds in registers and
-bisects. It bisects integers that are in the order of the floats, and jumps to those that occur, so
-it ends after some steps, at most 32. Flat rows with a wide filter leave many candidates, whose
-search takes a loop in each step, and no other answer.
+`summarise` reads a row once and yields each block's greatest logit and mass. The caller derives a
+bound from them, and `compact` collects the tokens that reach it: usually a few of each segment,
+which one program holds in registers and bisects. The bisection runs over integers in the order of
+the floats and jumps to values that occur, so it takes at most 32 steps. Flat rows with a wide
+filter leave many candidates, which each step then reads in a loop.
 
 Legend, and suffixes of blocks: R rows, V vocabulary, S segments (the next power of two in a
 program), B blocks of a segment, E elements of a block or a segment; W candidates of a segment that
-are looked at together.
+are read together.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from torch import Tensor
 from remora.kernels.gpu.arch import Arch, arch_of
 
 BLOCK, SEGMENT = 128, 2048
-# Candidates of all segments that a program holds: 4 for each thread, which has much else to hold;
-# what is compiled for small makes spills sooner.
+# Candidates of all segments that a program holds: 4 per thread, because of register pressure.
 TILES = {arch: 1024 if arch is Arch.SMALL else 2048 for arch in Arch}
 SEGMENT_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 ROW_OPTIONS: dict[str, Any] = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
@@ -42,14 +40,14 @@ def tile_shape(logits: Tensor) -> dict[str, int]:
 
 
 def num_segments(vocab_size: int) -> int:
-    """Return into how many segments a row is divided."""
+    """Return the number of segments of a row."""
     return -(-vocab_size // SEGMENT)
 
 
 def summarise(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the greatest logit and the mass of each block [R, S * SEGMENT / BLOCK] float32.
 
-    logits:       [R, V] float32, a row in one piece
+    logits:       [R, V] float32, each row contiguous
     temperature:  [R] float32; no mass where it is 0; None = 1 everywhere
 
     The mass is the sum of exp((logit - greatest) / temperature). A block with a NaN is a NaN.
@@ -79,15 +77,15 @@ def summarise(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tenso
 def compact(
     logits: Tensor, temperature: Tensor | None, bounds: Tensor, chosen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write down, in the order of ids, which tokens' scaled logits reach their row's bound.
+    """Collect the tokens whose scaled logits reach their row's bound, in the order of ids.
 
     logits, temperature:  as in `summarise`; -inf is never a candidate
-    bounds:               [R] float32; infinity = the row is passed over, and nothing written
-    chosen:               [R] int64 ids; how many logits are greater is counted
+    bounds:               [R] float32; infinity = skip the row and write nothing
+    chosen:               [R] int64 ids of tokens to rank; None = no ranking
 
-    Returns where candidates lie within their segment [R, S * SEGMENT] int16, the rest is not
-    written; how many there are in each segment [R, S] int32; and how many logits of a segment are
-    greater than the chosen one's [R, S] int32, where one was given.
+    Returns the candidates' offsets in their segments [R, S * SEGMENT] int16 (unused entries are not
+    written), the number of candidates of each segment [R, S] int32, and the number of logits of
+    each segment greater than the chosen token's [R, S] int32 (not written without `chosen`).
     """
     num_rows, vocab_size = logits.shape
     segments = num_segments(vocab_size)
@@ -191,7 +189,7 @@ def load_candidates(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return scaled logits [S, W] and ids of segments' candidates from `first` on, padded by -inf.
 
-    logits, offsets:  where the row's begin
+    logits, offsets:  pointers to the row
     """
     segment_S = tl.arange(0, count_S.shape[0])
     place_W = first + tl.arange(0, W)
@@ -260,7 +258,7 @@ def kth_of_blocks(top_B: tl.tensor, count: tl.tensor, num_blocks: int) -> tl.ten
 def pick(weight_E: tl.tensor, fraction: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Find where the running sum of weights [E], in float64, passes a fraction [] of its total.
 
-    Returns the index, always of a positive weight, and how far into that weight the point lies.
+    Returns the index, always of a positive weight, and the point's position in it as a fraction.
     """
     E: tl.constexpr = weight_E.shape[0]
     place_E = tl.arange(0, E)

@@ -1,9 +1,9 @@
-"""Heads of a token in registers: loaded, normalised, rotated, quantised and stored.
+"""Triton functions on heads in registers: load, normalise, rotate, quantise and store.
 
-What the kernels of `rope.py`, `kv_store.py` and `rope_store.py` have in common. A head is held as
-pairs that turn together, first and second elements apart, and the rest that does not turn.
-Arithmetic is float32; the functions round to the heads' dtype where the references do between a
-norm, its weight, a rotation and storing, not within a rotation.
+The kernels of `rope.py`, `kv_store.py` and `rope_store.py` share them. A head is held as the first
+and second elements of its rotary pairs and the rest, which is not rotated. Arithmetic is float32;
+results are rounded to the heads' dtype where the references round (after a norm, its weight, a
+rotation), but not within a rotation.
 
 Legend, and suffixes of blocks: D elements of a head, P pairs; M heads of a program, C pairs of a
 block, E elements of both kinds, R the rest of one.
@@ -16,13 +16,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Elements of a program: a thread has 16, two loads of 16 bytes, and few tokens are programs enough.
+# Elements of a program: 16 per thread (two 16-byte loads), so that few tokens fill the GPU.
 ELEMENTS, NUM_WARPS = 1024, 2
 OPTIONS: dict[str, Any] = {"num_warps": NUM_WARPS, "num_stages": 1, "enable_fp_fusion": True}
 
 
 def blocks_of(dim: int, pairs: int) -> dict[str, int]:
-    """Return the sizes of blocks for heads of `dim` elements, of which 2 * `pairs` turn."""
+    """Return block sizes for heads of `dim` elements, of which 2 * `pairs` are rotated."""
     assert 0 < 2 * pairs <= dim or dim == 1
     return {
         "M": max(1, ELEMENTS // triton.next_power_of_2(dim)),
@@ -43,7 +43,7 @@ def load_heads(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return first and second elements [M, C] of pairs, and the rest [M, R]; float32, padded by 0.
 
-    from_M:  where heads begin
+    from_M:  pointers to the heads
     """
     M: tl.constexpr = from_M.shape[0]
     if INTERLEAVED:
@@ -74,7 +74,7 @@ def store_heads(
     dim: int,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Write heads, in the format of where they go. to_M: where heads begin."""
+    """Write heads in the format of the destination. to_M: pointers to the heads."""
     M: tl.constexpr = first_MC.shape[0]
     C: tl.constexpr = first_MC.shape[1]
     R: tl.constexpr = rest_MR.shape[1]
@@ -104,15 +104,15 @@ def rotate(
     pairs: int,
     dtype: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Turn pairs by a token's angles, and round them. cos, sin: where the token's begin."""
+    """Rotate pairs by a token's angles and round. cos, sin: pointers to the token."""
     pair_C = tl.arange(0, first_MC.shape[1])
-    # For each head again, out of the cache: threads would have to exchange one row for all heads.
+    # Every head reloads the angles from the cache; sharing a row would need exchanges of threads.
     at_MC = tl.full([first_MC.shape[0]], 0, tl.int32)[:, None] + pair_C[None, :]
     cos_MC = tl.load(cos + at_MC, mask=at_MC < pairs, other=0.0).to(tl.float32)
     sin_MC = tl.load(sin + at_MC, mask=at_MC < pairs, other=0.0).to(tl.float32)
-    turned_MC = first_MC * cos_MC - second_MC * sin_MC
+    rotated_MC = first_MC * cos_MC - second_MC * sin_MC
     other_MC = second_MC * cos_MC + first_MC * sin_MC
-    return turned_MC.to(dtype).to(tl.float32), other_MC.to(dtype).to(tl.float32)
+    return rotated_MC.to(dtype).to(tl.float32), other_MC.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def normalise(
     """Divide heads by their root mean square and multiply by the weight [D], rounded after each."""
     C: tl.constexpr = first_MC.shape[1]
     R: tl.constexpr = rest_MR.shape[1]
-    # For each head again, as the angles in `rotate`.
+    # Every head reloads the weight, like the angles in `rotate`.
     none_M = tl.full([first_MC.shape[0]], 0, tl.int32)
     w_first_MC, w_second_MC, w_rest_MR = load_heads(
         weight + none_M, none_M == 0, pairs, dim, INTERLEAVED, C, R
@@ -163,10 +163,10 @@ def store_in_slot(
     QUANTISED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Write heads to a slot, made finite; quantised with their scales.
+    """Write finite values of heads to a slot, quantised with their scales if requested.
 
-    pages_M:    where they begin in the pages
-    dtype:      of the heads before
+    pages_M:    pointers to the heads in the pages
+    dtype:      original format of the heads
     QUANTISED:  "int8", "fp8" (e4m3; the pages are bytes) or "no"
     """
     first_MC, second_MC = _finite(first_MC, dtype), _finite(second_MC, dtype)
@@ -198,16 +198,16 @@ def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
-    """Round to the nearest number of a format, the even one of two; fp8 to its bits."""
+    """Round to the nearest value of a format, ties to even; fp8 as bits."""
     return _nearest_integer(x).to(tl.int8) if QUANTISED == "int8" else _bits_of_e4m3(x)
 
 
 @triton.jit
 def _bits_of_e4m3(x: tl.tensor) -> tl.tensor:
-    """Round by hand: Ampere has no instruction for it, and it is memory that is waited for.
+    """Round with integer arithmetic: Ampere has no instruction, and memory is the bottleneck.
 
-    From 2^-6 on the mantissa is cut to three bits, after adding just less than half of the last of
-    them, or half; the bias of the exponent falls from 127 to 7. Below, numbers are 2^-9 apart.
+    From 2^-6 on, the mantissa is cut to three bits, ties to even, and the exponent's bias changes
+    from 127 to 7. Smaller values are multiples of 2^-9.
     """
     sign = x.to(tl.int32, bitcast=True) >> 24 & 0x80
     size = tl.minimum(tl.abs(x), 448.0)
@@ -219,5 +219,5 @@ def _bits_of_e4m3(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _nearest_integer(x: tl.tensor) -> tl.tensor:
-    """Round a number below 2^22: beside 1.5 * 2^23 floats are a distance of 1 apart."""
+    """Round a number below 2^22: around 1.5 * 2^23 the distance of floats is 1."""
     return (x + 12582912.0) - 12582912.0

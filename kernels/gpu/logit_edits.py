@@ -1,8 +1,8 @@
-"""Logits changed in place on a GPU: the kernels of `add_at`, `penalize` and `mask_tokens`.
+"""Triton kernels that edit logits in place: `add_at`, `penalize` and `mask_tokens`.
 
-`kernels/sampling.py` and `kernels/grammar_mask.py` specify them. Entries of a row below 0 are
-passed over, so that a captured launch may have as many as a step needs at most. How many entries
-there are is no reason for triton to make another kernel, which would take it a second.
+`kernels/sampling.py` and `kernels/grammar_mask.py` specify them. Entries with a row below 0 are
+skipped, so that a captured launch can have the largest number of entries of any step. The number
+of entries is not specialised: compilation would take a second.
 
 Legend, and suffixes of blocks: R rows, V vocabulary, N entries, G restricted rows; E entries or
 tokens of a program, W words of a program.
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": 
 def add_at(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     """Add values to single logits.
 
-    logits:  [R, V] float32, a row in one piece
+    logits:  [R, V] float32, each row contiguous
     others:  [N] int64, int64, float32
     """
     assert logits.stride(1) == 1
@@ -43,9 +43,9 @@ def penalize(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Penalise tokens that have occurred.
+    """Penalise occurred tokens.
 
-    logits:             [R, V] float32, a row in one piece
+    logits:             [R, V] float32, each row contiguous
     rows, ids:          [N] int64
     counts, penalties:  [N] float32
     """
@@ -67,11 +67,11 @@ def penalize(
 
 
 def mask_tokens(logits: Tensor, lines: Tensor, words: Tensor) -> None:
-    """Take -inf from logits that are not allowed.
+    """Set disallowed logits to -inf.
 
-    logits:  [R, V] float32, a row in one piece
+    logits:  [R, V] float32, each row contiguous
     lines:   [G] int64
-    words:   [G, ceil(V / 32)] int32, a row in one piece
+    words:   [G, ceil(V / 32)] int32, each row contiguous
     """
     vocab_size = logits.shape[1]
     assert logits.stride(1) == words.stride(1) == 1
@@ -151,10 +151,10 @@ def mask_kernel(
     if line >= 0:
         token_E = tl.program_id(1) * (W * 32) + tl.arange(0, W * 32)
         is_token_E = token_E < vocab_size
-        # Threads beside each other read one word, out of the cache.
+        # Neighbouring threads read the same word from the cache.
         word_E = tl.load(words + place * words_stride + token_E // 32, mask=is_token_E, other=-1)
         is_banned_E = (word_E >> token_E % 32 & 1) == 0
         at_E = logits + line * stride + token_E
-        # What is allowed is neither read nor written.
+        # Allowed logits are neither read nor written.
         x_E = tl.load(at_E, mask=is_banned_E & is_token_E, other=0.0)
         tl.store(at_E, x_E + float("-inf"), mask=is_banned_E & is_token_E)

@@ -1,9 +1,8 @@
-"""Log-probabilities on a GPU: the kernels of `token_logprobs` in `kernels/sampling.py`.
+"""Triton kernels of `token_logprobs` in `kernels/sampling.py`, which specifies it.
 
 Four launches: `summarise` and `compact` of `candidates.py`, each followed by one with a program
-for a row. The K likeliest tokens are among those that reach the K-th greatest maximum of a block;
-they are taken one after the other, for they are few. How many there are is no reason for triton to
-make another kernel, which would take it seconds.
+per row. The K likeliest tokens reach the K-th greatest block maximum; they are few, so they are
+selected one after the other. K is not specialised: compilation would take seconds.
 
 Legend, and suffixes of blocks: as in `candidates.py`; K of the top.
 """
@@ -27,28 +26,17 @@ from remora.kernels.gpu.candidates import (
 )
 
 
-def describe(
-    logits: Tensor,
-    token_ids: Tensor,
-    *,
-    logprobs: Tensor,
-    ranks: Tensor,
-    top_ids: Tensor,
-    top_logprobs: Tensor,
-) -> None:
-    """Describe tokens and the likeliest ones.
-
-    logits:        [R, V] float32, a row in one piece; not changed
-    token_ids:     [R] int64
-    logprobs:      [R] float32; like what follows overwritten
-    ranks:         [R] int32
-    top_ids:       [R, K] int64
-    top_logprobs:  [R, K] float32
-    """
-    num_rows, vocab_size = logits.shape
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Do what `token_logprobs_on_device` does; `num_top` is at most V."""
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
+    ranks = torch.empty(num_rows, dtype=torch.int32, device=device)
+    top_ids = torch.empty((num_rows, num_top), dtype=torch.int64, device=device)
+    top_logprobs = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
     if num_rows == 0:
-        return
-    num_top = top_ids.shape[1]
+        return logprobs, ranks, top_ids, top_logprobs
     maxima, masses = summarise(logits, None)
     bounds, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
     normalise_kernel[(num_rows,)](
@@ -80,6 +68,7 @@ def describe(
         **tile_shape(logits),
         **ROW_OPTIONS,
     )
+    return logprobs, ranks, top_ids, top_logprobs
 
 
 @triton.jit(do_not_specialize=["num_top"])
@@ -92,7 +81,7 @@ def normalise_kernel(
     num_top: int,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """Program (row): the logarithm of the sum of all exponentials, and the bound of the top."""
+    """Program (row): computes the row's log-sum-exp and the bound of its top tokens."""
     row = tl.program_id(0).to(tl.int64)
     block_B = tl.arange(0, BLOCKS)
     at_B = row * num_blocks + block_B
@@ -132,7 +121,7 @@ def describe_kernel(
     logits += row * stride
     offsets += row * num_segments * E
     segment_S = tl.arange(0, S)
-    # Nothing was written of a row without a bound.
+    # `compact` writes nothing for a row without a finite bound.
     is_segment_S = segment_S < tl.where(tl.load(bounds + row) < float("inf"), num_segments, 0)
     at_S = row * num_segments + segment_S
     count_S = tl.load(counts + at_S, mask=is_segment_S, other=0)
@@ -140,7 +129,7 @@ def describe_kernel(
     tl.store(ranks + row, tl.sum(greater_S, 0) + 1)
     normaliser = tl.load(normalisers + row)
     tl.store(logprobs + row, tl.load(logits + tl.load(token_ids + row)) - normaliser)
-    # Each time the token that follows the one before: of the greatest logit below, the lowest id.
+    # Each iteration selects the next token: the greatest logit left, the lowest id among equals.
     heat = tl.full([], 1.0, tl.float32)
     last, last_id = tl.full([], 0x7FFFFFFF, tl.int32), tl.full([], -1, tl.int32)
     for place in range(num_top):
@@ -154,7 +143,7 @@ def describe_kernel(
             here = tl.max(tl.max(tl.where(is_left_SW, image_SW, -0x7FFFFFFF), 1), 0)
             is_here_SW = is_left_SW & (image_SW == here)
             id_here = tl.min(tl.min(tl.where(is_here_SW, id_SW, 0x7FFFFFFF), 1), 0)
-            # Segments go on in a later round: an equal logit may have a lower id there.
+            # Later rounds continue the segments, so an equal logit may have a lower id there.
             id_here = tl.where(here == best, tl.minimum(id_here, best_id), id_here)
             best_id = tl.where(here >= best, id_here, best_id)
             best = tl.maximum(best, here)

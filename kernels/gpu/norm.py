@@ -1,8 +1,8 @@
-"""Root-mean-square norm on a GPU: the kernel of `kernels/norm.py`, which specifies it.
+"""Triton kernel of `kernels/norm.py`, which specifies it.
 
-A program holds whole rows in registers, so each is read once and summed without a meeting of
-programs: a row's bits do not depend on the rows beside it. The residual stream is added, written
-back and normalised in the same launch.
+A program holds whole rows in registers: each row is read once and summed by one program, so its
+bits do not depend on other rows. The residual stream is added, written back and normalised in the
+same launch.
 
 Legend, and suffixes of blocks: A, B the axes of rows, D elements of a row; M rows of a program, C
 columns, a power of two.
@@ -16,37 +16,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Elements of a program's rows: enough for each thread to load 16 bytes at a time. Wide rows have a
-# program of their own and as many threads as keep 16 to 32 elements each.
+# Elements of a program's rows: enough for 16-byte loads of each thread. A wide row has one program,
+# with 16 to 32 elements per thread.
 MIN_ELEMENTS = 1024
 MAX_DIM = 32768
 ELEMENTS_PER_WARP = 512
 MAX_WARPS = 16
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Normalise rows.
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Normalise rows, or their sums with the residual stream.
 
-    x:       [A, B, D], a row in one piece
-    weight:  [D]
-    out:     [A, B, D] contiguous; overwritten
+    x:         [A, B, D], each row contiguous
+    residual:  as `x`; x is added to it in place and the sum normalised; None = normalise x
+    weight:    [D]
+    out:       [A, B, D] contiguous; overwritten
     """
-    _launch(x, x, weight, eps, out, adds=False)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Add rows to the residual stream, in place, and normalise the sums.
-
-    residual:  as `x`; changed in place
-    others:    as in `rms_norm`
-    """
-    _launch(x, residual, weight, eps, out, adds=True)
-
-
-def _launch(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds: bool
-) -> None:
     outer, inner, dim = x.shape
+    adds = residual is not None
+    residual = x if residual is None else residual
     num_rows = outer * inner
     if num_rows == 0:
         return
@@ -75,7 +63,7 @@ def _launch(
 
 
 def _options(elements: int) -> dict[str, Any]:
-    """Return what triton compiles with; a thread holds 16 elements, more where rows are long."""
+    """Return Triton's launch options; a thread holds 16 elements, more for long rows."""
     num_warps = min(MAX_WARPS, max(1, elements // ELEMENTS_PER_WARP))
     return {"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": True}
 

@@ -1,16 +1,16 @@
-"""Choosing tokens on a GPU: the kernels of `choose` in `kernels/sampling.py`, which specifies it.
+"""Triton kernels of `choose` in `kernels/sampling.py`, which specifies it.
 
-Four launches, whatever the rows ask for, and nothing that is read back:
+Four launches for any mix of rows, without reading anything back:
 1. `summarise` reads the logits once.
-2. `bound_kernel`, a program for a row: the row is done if it is greedy or draws from all tokens;
-   else the bound of its candidates follows from its blocks.
-3. `compact` writes the candidates down, of the rows that are not done.
-4. `draw_kernel`, a program for a row: bisects the candidates for the threshold of all filters, and
-   draws one of those that reach it, in the order of ids.
+2. `bound_kernel`, one program per row, finishes greedy rows and draws from all tokens; for other
+   rows it derives a bound of the candidates from the row's blocks.
+3. `compact` collects the candidates of the unfinished rows.
+4. `draw_kernel`, one program per row, bisects the candidates for the threshold of all filters and
+   draws one at or above it, in the order of ids.
 
-A bound lies at or below the threshold: of top-k the k-th greatest maximum of a block; of top-p what
-(1 - p) of the mass would have if all tokens had it in equal parts, for what is below that is less;
-of min-p the threshold itself.
+A bound is at or below the threshold: for top-k the k-th greatest block maximum; for top-p the
+logit at which (1 - p) of the mass would be spread equally over all tokens, since tokens below it
+hold less; for min-p the threshold itself.
 
 Legend, and suffixes of blocks: as in `candidates.py`.
 """
@@ -44,26 +44,17 @@ def choose(
     logits: Tensor,
     temperature: Tensor,
     uniforms: Tensor,
-    *,
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
-    ids: Tensor,
-    is_good: Tensor,
-) -> None:
-    """Choose one id per row.
-
-    logits:       [R, V] float32, a row in one piece; not changed
-    temperature:  [R] float32; 0 = greedy
-    uniforms:     [R] float64
-    filters:      [R] int64, float64, float32
-    ids:          [R] int64; overwritten
-    is_good:      [R] bool; overwritten
-    """
+) -> tuple[Tensor, Tensor]:
+    """Do what `choose_on_device` does; logits are not changed."""
     num_rows, vocab_size = logits.shape
-    if num_rows == 0:
-        return
     device = logits.device
+    ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    is_good = torch.empty(num_rows, dtype=torch.bool, device=device)
+    if num_rows == 0:
+        return ids, is_good
     maxima, masses = summarise(logits, temperature)
     bests = torch.empty(num_rows, dtype=torch.float32, device=device)
     totals = torch.empty(num_rows, dtype=torch.float64, device=device)
@@ -108,6 +99,7 @@ def choose(
         **tile_shape(logits),
         **TILE_OPTIONS,
     )
+    return ids, is_good
 
 
 @triton.jit
@@ -131,7 +123,7 @@ def bound_kernel(
     BLOCKS: tl.constexpr,
     E: tl.constexpr,
 ) -> None:
-    """Program (row). An infinite bound says that the row is done."""
+    """Program (row). An infinite bound marks a finished row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     block_B = tl.arange(0, BLOCKS)
@@ -146,12 +138,12 @@ def bound_kernel(
     block = tl.min(tl.where(best_B == best, block_B, BLOCKS - 1), 0)
     id_E = block * E + tl.arange(0, E)
     x_E = tl.load(logits + id_E, mask=id_E < vocab_size, other=float("-inf"))
-    # Within the vocabulary also where nothing is the greatest.
+    # Stay within the vocabulary even for rows without a maximum (NaN).
     chosen = tl.minimum(tl.min(tl.where(x_E == best, id_E, vocab_size), 0), vocab_size - 1)
     bound = tl.full([], float("inf"), tl.float32)
     heat = tl.load(temperature + row)
     top = tl.div_rn(best, heat)
-    # A temperature too low for the numbers is none.
+    # A temperature so low that scaled logits overflow counts as greedy.
     if good & (heat > 0) & (top < float("inf")):
         top_B = tl.div_rn(best_B, heat)
         share_B = tl.where(best_B > float("-inf"), tl.exp(top_B - top), 0.0)
@@ -164,11 +156,11 @@ def bound_kernel(
             bound = top + tl.log(least)
             if count > 0:
                 of_k = kth_of_blocks(top_B, count, num_blocks)
-                # With both, top-p counts the mass of all that top-k keeps.
+                # With both filters, top-p counts the mass of all tokens that top-k keeps.
                 bound = tl.where(nucleus < 1, of_k, tl.maximum(bound, of_k))
             elif nucleus < 1:
                 share = ((1 - nucleus) * total / vocab_size).to(tl.float32)
-                # Lower by more than the error of sums.
+                # The margin exceeds the rounding error of sums.
                 bound = tl.maximum(bound, top + tl.log(share) - 0.01)
             tl.store(bests + row, best)
             tl.store(totals + row, total)
@@ -185,12 +177,12 @@ def _draw_from_blocks(
     vocab_size: int,
     E: tl.constexpr,
 ) -> tl.tensor:
-    """Draw an id from a whole row: its block, then the place in it."""
+    """Draw an id from a whole row: first the block, then the place in the block."""
     block, fraction = pick(mass_B, uniform)
     id_E = block * E + tl.arange(0, E)
     x_E = tl.load(logits + id_E, mask=id_E < vocab_size, other=float("-inf"))
     scaled_E = tl.div_rn(x_E, heat)
-    # Against the block's own greatest: beside the row's all of its weights may be nothing.
+    # Relative to the block's maximum: relative to the row's, all weights may underflow.
     weight_E = tl.exp(scaled_E - tl.max(scaled_E, 0))
     return block * E + pick(weight_E, fraction)[0]
 
@@ -231,7 +223,7 @@ def draw_kernel(
     first_SW = load_candidates(logits, offsets, count_S, heat, 0, E, W)[0]
     low, total = image(bound), tl.load(totals + row)
     count, nucleus = tl.load(top_k + row), tl.load(top_p + row)
-    # The greatest image whose candidates, from it on, are enough: for top-k, then for top-p.
+    # Find the greatest image at or above which enough candidates lie, for top-k, then for top-p.
     for search in range(2):
         is_count = search == 0
         is_on = (is_count & (count > 0)) | ((not is_count) & (nucleus < 1))
@@ -245,7 +237,7 @@ def draw_kernel(
                 number, mass = number + more, mass + weight
                 above, below = tl.minimum(above, least), tl.maximum(below, greatest)
             is_enough = tl.where(is_count, number >= count, mass >= nucleus * total)
-            # All candidates are as many as there are, if they are not enough.
+            # If even all candidates are not enough, keep them all.
             if is_enough | (mid == first_mid):
                 low, kept = above, mass
             else:
@@ -277,7 +269,7 @@ def _draw_from_segment(
     threshold: tl.tensor,
     E: tl.constexpr,
 ) -> tl.tensor:
-    """Draw one of a segment's candidates; logits and offsets: where the segment's begin."""
+    """Draw one of a segment's candidates; `logits` and `offsets` point to the segment."""
     place_E = tl.arange(0, E)
     offset_E = tl.load(offsets + place_E, mask=place_E < count, other=0).to(tl.int32)
     x_E = tl.load(logits + offset_E, mask=place_E < count, other=float("-inf"))
