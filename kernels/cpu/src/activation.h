@@ -1,6 +1,6 @@
-// What is done with single values between sums: activations of feed-forward layers, and caps.
+// Elementwise activations of feed-forward layers, and soft caps.
 //
-// NaN stays NaN: what is not finite is to be seen in the logits.
+// NaN stays NaN, so that non-finite values reach the logits.
 #pragma once
 
 #include "simd.h"
@@ -16,15 +16,15 @@ enum Activation : int {
   RELU2 = 5,
   CAP = 6,  // limit * tanh(x / limit)
   SIGMOID = 7,
-  GATES = 8,  // of gates alone, which know more than one number: see linear.cpp
+  GATES = 8,  // gated products only; takes several parameters, see linear.cpp
 };
 
 INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
 INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exp(-x)); }
 
-// To about 1e-7, which is much beside a small result; who needs one multiplies by x.
+// Absolute error about 1e-7, large relative to small results; callers multiply by x.
 INLINE vf tanh(vf x) {
-  x = max(splat(-10.0f), min(splat(10.0f), x));  // beyond, a float knows 1 only
+  x = max(splat(-10.0f), min(splat(10.0f), x));  // beyond 10, tanh rounds to 1 in float
   return 1.0f - 2.0f / (1.0f + exp(2.0f * x));
 }
 
@@ -44,7 +44,7 @@ INLINE vf erf(vf x) {
 
 INLINE vf gelu(vf x) { return 0.5f * x * (1.0f + erf(x * 0.70710678f)); }
 
-// By tanh (Hendrycks and Gimpel, arXiv:1606.08415).
+// tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415).
 INLINE vf gelu_tanh(vf x) {
   const vf inner = 0.79788456f * fma(0.044715f * x * x, x, x);
   return 0.5f * x * (1.0f + tanh(inner));

@@ -1,4 +1,4 @@
-// The library as Python sees it: plain functions over pointers. Nothing here computes.
+// The library's C interface for Python: plain functions over pointers, without computation.
 #include <exception>
 
 #include "experts.h"
@@ -40,7 +40,7 @@ const AdapterRows& adapter_rows(void* program, bool on_logits) {
 
 extern "C" {
 
-// What the library was compiled for, and the sizes that Python mirrors.
+// The target of the compilation, and the sizes of structures that Python mirrors.
 const char* remora_instruction_set() {
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
   return "AVX-512 with BF16 and VNNI";
@@ -70,7 +70,7 @@ int64_t remora_panel_bytes(int format, int k) { return panel_bytes((Format)forma
 int remora_group_size(int format) { return group_size((Format)format); }
 int64_t remora_page_bytes(const KvCache* cache) { return cache->page_bytes(); }
 
-// Null when the system gives no more threads or memory.
+// Null if the system refuses threads or memory.
 void* remora_team_new(int num_threads) {
   try {
     return new Team(num_threads);
@@ -80,7 +80,7 @@ void* remora_team_new(int num_threads) {
 }
 void remora_team_free(void* team) { delete (Team*)team; }
 
-// spent: nobody reads `from` afterwards
+// spent: `from` has no reader afterwards
 void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated,
                  int spent) {
   Packing job(*weight, from, is_bf16, gated, spent);
@@ -119,7 +119,7 @@ void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* 
 void remora_add_attend(void* program, const Attention* attention) {
   add<Attend>(program, *attention);
 }
-// low: null where the weight has no updates
+// low: null = the weight has no updates
 void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,
                          const Output* out, const LowRank* low) {
   add<Multiply>(program, on_logits, *weight, *x, *out, adapter_rows(program, on_logits), low);
@@ -139,7 +139,7 @@ void remora_add_weigh(void* program, const float* x, int stride, int size, int f
                       const Rows* out, const Choices* choices) {
   add<Weigh>(program, x, stride, size, (Format)format, *out, *choices);
 }
-// weights: one of each expert
+// weights: one per expert
 void remora_add_multiply_experts(void* program, const Weight* weights, const Rows* x,
                                  const Output* out, const Choices* choices) {
   add<MultiplyExperts>(program, weights, *x, *out, *choices);
@@ -147,7 +147,7 @@ void remora_add_multiply_experts(void* program, const Weight* weights, const Row
 void remora_add_weighted(void* program, const AddWeighted::Settings* settings) {
   add<AddWeighted>(program, *settings);
 }
-// weights: one of each head
+// weights: one per head
 void remora_add_multiply_heads(void* program, const MultiplyHeads::Settings* settings,
                                const Weight* weights, const Rows* x, const Output* out) {
   add<MultiplyHeads>(program, *settings, weights, *x, *out);

@@ -12,7 +12,7 @@ namespace {
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
 
-// Keeps NaN out, and infinities out of what is later multiplied by 0.
+// Replaces NaN and infinities, which would survive a multiplication by 0.
 INLINE float finite(float x) {
   constexpr float MOST = 3.38e38f;
   return x != x ? 0.0f : x > MOST ? MOST : x < -MOST ? -MOST : x;
@@ -64,7 +64,7 @@ class Block {
     const int64_t from = batch_.positions[first_], to = batch_.positions[first_ + (rows_ - 1) / heads_];
     for (int64_t tile = a_.first_seen(from) / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
       locate(tile, to);
-      // A few rows at a time go all the way, while K and V of the tile stay in the first cache.
+      // A few rows at a time are computed completely while K and V of the tile stay in the L1 cache.
       for (int row = 0; row < rows_; row += TILE_ROWS)
         with_rows<TILE_ROWS>(std::min(rows_ - row, TILE_ROWS), [&](auto count) {
           attend_tile<decltype(count)::value>(tile * TILE_TOKENS, row);
@@ -91,7 +91,7 @@ class Block {
     if (a_.sinks) begin_with_sinks();
   }
 
-  // A sink is as if it had been the first key, with a value of zero.
+  // A sink counts like a first key with a value of zero.
   void begin_with_sinks() {
     for (int row = 0; row < rows_; row++) {
       const float score = a_.sinks[kv_head_ * heads_ + row % heads_] * LOG2_E;
@@ -135,7 +135,7 @@ class Block {
     for (; v < vectors; v++) add_values<MR, 1>(row, v, weights, shrink);
   }
 
-  // Turn one row's scores into weights; returns what the row's sums so far must shrink by.
+  // Convert one row's scores into weights; return the factor of the row's sums so far.
   INLINE float weigh(int64_t start, int row, vf (&s)[VECTORS], T* weights) {
     const int64_t at = position(row), seen = a_.first_seen(at);
     const bool partial = start + TILE_TOKENS - 1 > at || start < seen;
@@ -149,7 +149,7 @@ class Block {
     }
     const float before = scratch_.maxima[row], now = std::max(before, max_lane(most));
     vf sum = load<vf>(&scratch_.sums[row * LANES]);
-    float shrink = 1.0f;  // as 2^0 would say, and most tiles do not raise the maximum
+    float shrink = 1.0f;  // 2^0: most tiles do not raise the maximum
     if (now != before) {
       shrink = exp2(splat(before - now))[0];
       sum *= shrink;
@@ -173,8 +173,8 @@ class Block {
       s[v] = fma(to_float(load<vi>(IOTA)) + (ahead + v * LANES), splat(slope * LOG2_E), s[v]);
   }
 
-  // Positions are less the query's: that of lane 0 and that of the first key which is seen. What is
-  // above 0 lies in the future.
+  // Positions of lane 0 and of the first visible key, relative to the query; positions above 0 are in
+  // the future.
   static vf masked(vf s, int ahead, int seen) {
     const vi at = load<vi>(IOTA) + ahead;
     const vi hidden = (at > 0) | (at < seen);

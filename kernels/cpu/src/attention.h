@@ -1,14 +1,14 @@
 // Paged attention: storing K and V, and attending to them.
 //
-// K and V of one page and one head lie side by side, in groups of 16 tokens laid out so that both
-// products of attention read them as a matrix product reads a packed weight:
+// K and V of one page and head are adjacent, in groups of 16 tokens with the layout of a packed
+// weight, so that both products of attention read them sequentially:
 //   K  [page_size / 16][head_dim / W][16 tokens][W]
 //   V  [page_size / 16][16 tokens / W][head_dim][W]
 // where W values make 4 bytes (1 float, 2 bf16) and head_dim is padded to 16.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
-// maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Tiles are the same however the
-// work is cut, so a row's result does not depend on its neighbours.
+// maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Tiles do not depend on the division
+// of work, so a row's result does not depend on other rows.
 #pragma once
 
 #include <vector>
@@ -25,7 +25,7 @@ constexpr int MAX_BLOCK_ROWS = 48;
 struct KvCache {
   char* data;  // [layers][pages][kv heads][K, V]
   bool is_bf16;
-  bool is_windowed;  // of layers with a window whose pages are apart
+  bool is_windowed;  // windowed layers with page tables of their own
   int num_pages, page_size, num_kv_heads, head_dim;
 
   const int64_t* slots(const Batch& batch) const {
@@ -46,12 +46,12 @@ struct KvCache {
 struct Attention {
   KvCache cache;
   int layer, num_heads;
-  int window;    // positions a query sees, its own included; 0 = all
-  bool is_chunked;   // it sees those from the latest multiple of the window on instead
+  int window;    // positions that a query sees, including its own; 0 = all
+  bool is_chunked;   // a query sees the positions since the last multiple of window instead
   float scale;   // of q.k
-  float soft_cap;    // c, if scores s become c * tanh(s / c); 0 = they do not
+  float soft_cap;    // c of scores c * tanh(s / c); 0 = no cap
   const float* sinks;   // [num_heads] scores of keys without values, or null
-  const float* slopes;  // [num_heads] what scores fall by with each position behind, or null
+  const float* slopes;  // [num_heads] score decrease per position of distance, or null
   const float* qkv;  // [T][qkv_stride]: heads of q, k, v, rotated
   int qkv_stride;
   void* out;  // [T][out_stride], bf16 or float
@@ -65,22 +65,22 @@ struct Attention {
     return position < window ? 0 : position - window + 1;
   }
   int heads_per_kv() const { return num_heads / cache.num_kv_heads; }
-  // Tokens of one sequence that are attended for together.
+  // Tokens of one sequence that are computed together.
   int block_tokens() const {
     const int tokens = MAX_BLOCK_ROWS / heads_per_kv();
     return tokens > 0 ? tokens : 1;
   }
 };
 
-// Where one thread keeps the rows that it works on.
+// Buffers of one thread.
 struct AttentionScratch {
   std::vector<float> out, sums, maxima;
   std::vector<char> queries;
   void reserve(const Attention& attention);
 };
 
-// Write K and V of token `token` into the cache. Values that are not finite are made so: attention
-// multiplies masked positions by 0.
+// Write a token's K and V to its slot, with non-finite values replaced: attention multiplies masked
+// positions by 0.
 void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot);
 
 // Attend for tokens [first, last) of sequence `sequence` and the query heads of `kv_head`.

@@ -1,4 +1,4 @@
-// The inner product of everything: a register tile of rows times vectors of columns.
+// The inner product of all matrix products: a register tile of rows times vectors of columns.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace remora {
 
-// One step of k, 4 bytes wide: how many values that is and what it adds.
+// One step of k, 4 bytes wide: its number of values and their accumulation.
 struct StepF32 {
   typedef float element;
   static constexpr int K = 1;
@@ -20,7 +20,7 @@ struct StepBF16 {
   static INLINE rf add(rf acc, ri x, ri w) { return dot_bf16(acc, x, w); }
 };
 
-// Take vectors apart into registers, and put them together again.
+// Split vectors into registers, and join them again.
 template <int MR, int NV>
 INLINE void to_registers(const vf (&from)[MR][NV], rf (&to)[MR][NV * PARTS]) {
   UNROLL for (int r = 0; r < MR; r++)
@@ -35,8 +35,8 @@ INLINE void to_vectors(const rf (&from)[MR][NV * PARTS], vf (&to)[MR][NV]) {
       store((char*)&to[r][v / PARTS] + v % PARTS * REGISTER, from[r][v]);
 }
 
-// sums[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k that
-// lie `column_step` bytes apart. Ascending k, one accumulator each.
+// sums[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k,
+// `column_step` bytes apart. Ascending k, one accumulator per sum.
 template <class Step, int MR, int NV>
 INLINE void dot_columns(vf (&sums)[MR][NV], const typename Step::element* rows, int64_t stride,
                         const char* const* columns, int64_t column_step, int steps) {

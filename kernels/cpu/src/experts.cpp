@@ -8,7 +8,7 @@ namespace remora {
 
 namespace {
 
-constexpr float TINY = 1e-20f;  // a sum of weights is never zero
+constexpr float TINY = 1e-20f;  // keeps a sum of weights above zero
 
 void score_together(const float* logits, int size, float* scores) {
   const float most = *std::max_element(logits, logits + size);
@@ -21,8 +21,8 @@ void score_apart(const float* logits, int size, float* scores) {
   for (int i = 0; i < size; i++) scores[i] = 1.0f / (1.0f + std::exp(-logits[i]));
 }
 
-// Take the index of the greatest value out, the first of equals; what was taken is -infinity. NaN is
-// the greatest of all: what is not finite is to be seen in the logits.
+// Remove the greatest value, the first among equals, and return its index; it becomes -infinity. NaN
+// counts as the greatest, so that non-finite values reach the logits.
 int take_best(float* values, int size) {
   int best = 0;
   for (int i = 1; i < size; i++)
@@ -124,7 +124,7 @@ void Weigh::run_row(const Batch&, int row, int thread) {
   write_row(weighed, size_, format_, out_, row);
 }
 
-// How many chunks there are is fixed before anything is chosen: as many as there can be at most.
+// The number of chunks is fixed before routing: the largest possible one.
 int MultiplyExperts::num_chunks(const Batch& batch, int) const {
   return c_.most_blocks(batch.num_tokens) * weights_[0].num_panels;
 }

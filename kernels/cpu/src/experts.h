@@ -1,8 +1,8 @@
-// Layers of experts: who is chosen, and products of each expert that was with its tokens alone.
+// Expert layers: routing, and products of each chosen expert with its tokens.
 //
-// A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weight
-// is read once for all its tokens; within an expert they keep the order of the tokens. A row's
-// result does not depend on which other rows there are.
+// A token and one of its experts form a pair. Pairs are sorted by expert, so that an expert's weight
+// is read once for all its tokens, and by token within an expert. A row's result does not depend on
+// other rows.
 #pragma once
 
 #include <vector>
@@ -11,35 +11,35 @@
 
 namespace remora {
 
-// How a model chooses; E experts, k of them for each token.
+// Routing rule of a model; E experts, k of them per token.
 struct Routing {
   int num_experts, top_k;
   bool is_sigmoid;       // scores are sigmoids of logits; else one softmax
-  bool by_logits;        // the order of logits decides, which is that of scores but for rounding
+  bool by_logits;        // choose by logits, whose order equals that of scores up to rounding
   bool is_normalised;    // weights of a token are divided by their sum
-  float scaling;         // on weights, at the end
+  float scaling;         // final factor of weights
   int num_groups, top_groups, group_best;  // experts come from the best groups of experts
-  const float* correction;  // [E] added to scores for the choice alone, or null
+  const float* correction;  // [E] added to scores for the choice but not to weights, or null
 };
 
-// What was chosen, filled anew in each layer.
+// Chosen experts and sorted pairs; rewritten by every layer.
 struct Choices {
   int num_experts, top_k;
-  int block_rows;    // pairs of one expert that are multiplied together, at most
+  int block_rows;    // most pairs of one expert that are multiplied together
   int32_t* ids;      // [T][k] experts of a token, best first
   float* weights;    // [T][k]
-  int32_t* tokens;   // [T * k] whose row a sorted pair is
-  int32_t* places;   // [T][k] where a pair stands when sorted
-  int32_t* starts;   // [E + 1] where the pairs of each expert begin
-  int32_t* blocks;   // [most_blocks(T)] where each block of an expert's pairs begins; then -1
-  // How many blocks so many tokens can have. Each expert that is chosen has one that is not full.
+  int32_t* tokens;   // [T * k] token of each sorted pair
+  int32_t* places;   // [T][k] index of each pair in the sorted order
+  int32_t* starts;   // [E + 1] first sorted pair of each expert
+  int32_t* blocks;   // [most_blocks(T)] first pair of each block of one expert's pairs; then -1
+  // Largest number of blocks for so many tokens: every chosen expert can have one partial block.
   int most_blocks(int num_tokens) const {
     const int pairs = num_tokens * top_k;
     return pairs / block_rows + (pairs < num_experts ? pairs : num_experts);
   }
 };
 
-// ids and weights from the router's logits [T][stride]
+// Computes ids and weights from the router's logits [T][stride].
 class Route : public RowOperation {
  public:
   Route(const Routing& routing, const float* logits, int stride, const Choices& out)
@@ -60,7 +60,7 @@ class Route : public RowOperation {
   std::vector<Scratch> scratch_;
 };
 
-// The rest of `Choices` from ids.
+// Computes the rest of `Choices` from ids.
 class SortPairs : public Operation {
  public:
   explicit SortPairs(const Choices& choices) : c_(choices), next_(choices.num_experts) {}
@@ -85,8 +85,8 @@ class Gather : public RowOperation {
   const Choices c_;
 };
 
-// out[t] = weights[t] * x[t] in a format: what experts read whose weights are factors on that. A
-// token has one expert, and what that gives counts as it is: the weight is 1 from then on.
+// out[t] = weights[t] * x[t] in a format, for models that weigh the inputs of experts. A token has
+// one expert; its weight is then set to 1, so that the output is not weighted again.
 class Weigh : public RowOperation {
  public:
   Weigh(const float* x, int stride, int size, Format format, Rows out, const Choices& choices)
@@ -104,7 +104,7 @@ class Weigh : public RowOperation {
   std::vector<std::vector<float>> weighed_;
 };
 
-// Rows of sorted pairs, each with its expert's weight; the weights are of one shape.
+// Multiplies rows of sorted pairs with their experts' weights, all of one shape.
 class MultiplyExperts : public Operation {
  public:
   MultiplyExperts(const Weight* weights, Rows x, Output out, const Choices& choices)
@@ -127,7 +127,7 @@ class AddWeighted : public RowOperation {
     int x_stride, size;
     const float* weights;  // [T][weights_stride]
     int weights_stride, top_k;
-    const int32_t* places;  // [T][top_k]; null: row t is the only one of token t
+    const int32_t* places;  // [T][top_k]; null = token t has only row t
     float* out;
     int out_stride;
   };

@@ -1,6 +1,6 @@
-// Attention whose K and V are made of latents (multi-head latent attention, arXiv:2405.04434): what
-// is around it. Heads are multiplied with matrices of their own before and after they attend, so
-// that what is kept of a token, one latent and one rotated key, is K and V of all heads.
+// Operations around multi-head latent attention (arXiv:2405.04434). Heads are multiplied with their
+// own matrices before and after attention, so that the cache entry of a token, one latent and one
+// rotary key, serves as K and V of all heads.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@ class MultiplyHeads : public Operation {
     int num_heads;
     int x_step, out_step;  // elements from one head to the next
   };
-  // weights: of each head, of one shape
+  // weights: one per head, all of one shape
   MultiplyHeads(const Settings& settings, const Weight* weights, Rows x, Output out)
       : s_(settings), weights_(weights, weights + settings.num_heads), x_(x), out_(out) {}
   int num_chunks(const Batch& batch, int num_threads) const override;
@@ -29,14 +29,14 @@ class MultiplyHeads : public Operation {
   const Output out_;
 };
 
-// What attention reads of a token: queries of each head, then what is kept, each a latent's elements
-// and then those that will be rotated.
+// Assembles a token's input of attention: the query of each head, then the cache entry, each with
+// latent elements first and rotary elements last.
 class JoinLatents : public RowOperation {
  public:
   struct Settings {
     int num_heads, key_size, rotary_size;
     NormWeights norm;       // of the latent
-    const float* absorbed;  // [T][num_heads], queries of latents
+    const float* absorbed;  // [T][num_heads], queries in the latent space
     int absorbed_stride, absorbed_step;
     const float* query;  // [T][num_heads][key_size + rotary_size]
     int query_stride;
@@ -52,7 +52,7 @@ class JoinLatents : public RowOperation {
   const Settings s_;
 };
 
-// out[t] = the first elements of each head side by side, in the format that a product reads
+// out[t] = the first elements of each head, concatenated, in the input format of a product
 class JoinHeads : public RowOperation {
  public:
   struct Settings {

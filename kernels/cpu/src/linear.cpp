@@ -6,14 +6,14 @@ namespace remora {
 
 namespace {
 
-// Adds a tile's columns to what they go to. `column` counts within the padded weight.
+// Stores a tile's columns in the output. `column` counts within the padded weight.
 struct Writer {
   const Weight& weight;
   const Output& out;
   const Updates* updates;
 
-  // Sums stay in registers where neither updates nor rarer activations have to see them; whatever
-  // calls has a copy.
+  // Sums stay in registers unless updates or rarer activations need them; functions that are called
+  // get a copy.
   template <int MR, int NV>
   INLINE void write_tile(int row, int column, vf (&acc)[MR][NV]) const {
     static_assert(NV == TILE_VECTORS);
@@ -50,7 +50,7 @@ struct Writer {
     }
   }
 
-  // Sums [num_rows][TILE_COLUMNS], stored or gated by whatever activation.
+  // Stores or gates sums [num_rows][TILE_COLUMNS] with any activation.
   __attribute__((noinline)) void write_rare(int row, int num_rows, int column,
                                             const float* sums) const {
     const bool is_gated = out.epilogue == GATED;
@@ -72,7 +72,7 @@ struct Writer {
       }
   }
 
-  // Gates that are cut off, as GPT-OSS has them. NaN stays NaN.
+  // Clamped gates, as in GPT-OSS. NaN stays NaN.
   vf let_through(vf gate, vf up) const {
     gate = gate > out.limit ? splat(out.limit) : gate;
     up = up > out.limit ? splat(out.limit) : up < -out.limit ? splat(-out.limit) : up;
@@ -182,8 +182,8 @@ void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
-// Calls tile(number of rows, panel's vector, row) over the rows of one panel. Rows are dealt out
-// evenly: 32 of them make tiles of 6, 6, 5, 5, 5, 5, never a last one of 2.
+// Calls tile(number of rows, panel's vector, row) over the rows of one panel. Rows are divided
+// evenly: 32 rows make tiles of 6, 6, 5, 5, 5, 5 rather than a last one of 2.
 template <int MAX_ROWS, class Tile>
 INLINE void for_tiles(int first, int last, Tile&& tile) {
   const int num_tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;

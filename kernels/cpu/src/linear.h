@@ -1,17 +1,16 @@
 // Products with packed weights: out = x W^T + bias, for any number of rows.
 //
-// A weight is packed in panels of 64 output columns. Within a panel the values lie in the order in
-// which a register tile reads them, so a product streams through memory once. Every output element
-// is summed in one accumulator over ascending k, whatever the tile: a row's result does not depend
-// on how many rows it is computed with.
+// A weight is packed in panels of 64 output columns. Values of a panel have the order in which a
+// register tile reads them, so a product streams through memory once. Every output element is summed
+// in one accumulator over ascending k in every tile: a row's result does not depend on other rows.
 //
 // Formats
 //   F32   [k][64] float
 //   BF16  [k / 2][64][2] bf16
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
-//   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, the low
-//         nibbles of which are the first four k, the high nibbles the next;  w = scale * u + least
-// For Q8 and Q4 the activations are quantised too: per row and group of the same size, x = scale * s.
+//   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
+//         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
+// Q8 and Q4 quantise activations as well, per row and group of the same size: x = scale * s.
 #pragma once
 
 #include "activation.h"
@@ -27,7 +26,7 @@ enum Format : int { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3 };
 
 inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
 
-// k is padded to whole steps or groups; activations are 0 there.
+// k padded to whole steps or groups; padding of activations is 0.
 inline int padded_k(Format format, int k) {
   const int unit = format == F32 ? 1 : format == BF16 ? 2 : group_size(format);
   return (k + unit - 1) / unit * unit;
@@ -45,25 +44,25 @@ inline int64_t panel_bytes(Format format, int k) {
 
 struct Weight {
   Format format;
-  int n, k;           // as the model has them
+  int n, k;           // sizes in the model
   int num_panels;
   const char* data;   // [num_panels] of panel_bytes
   const float* bias;  // [num_panels * 64] or null
 };
 
-// What a product reads: rows of float, of bf16, or quantised rows. Strides in elements.
+// Input rows of a product: float, bf16 or quantised. Strides in elements.
 struct Rows {
   void* values;  // float, bf16 or int8 [rows][stride]
   int stride;
-  float* scales;  // [rows][stride / group]; quantised rows alone
+  float* scales;  // [rows][stride / group]; only quantised rows
   int32_t* sums;  // [rows][stride / group], of the int8 values
 };
 
-// Where a product goes.
+// How a product is stored.
 enum Epilogue : int {
   STORE = 0,  // out[row][column] = activation(product)
   ADD = 1,    // out[row][column] += product
-  GATED = 2,  // columns come in blocks of 16, gate and up in turn: out = activation(gate) * up
+  GATED = 2,  // blocks of 16 columns, gate and up alternating: out = activation(gate) * up
 };
 
 struct Output {
@@ -71,7 +70,7 @@ struct Output {
   Activation activation;
   float limit;   // of CAP and GATES
   float sharpness, offset;  // of GATES
-  bool is_bf16;  // of what has an activation; the rest is float
+  bool is_bf16;  // only with an activation; otherwise float
   void* values;
   int stride;  // elements; room for whole panels (half panels when GATED)
 };
@@ -81,13 +80,13 @@ struct Output {
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
                     int last, const Updates* updates);
 
-// Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the n / 2 rows of the
-// gate are followed by those of up, and their columns are packed in turn, 16 by 16.
+// Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the first n / 2 rows
+// are the gate's and the others up's; their columns are packed alternately in blocks of 16.
 void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
                 char* to);
 
-// Give the system back the whole pages of the rows that become this panel; they read as anything
-// afterwards.
+// Return to the system the whole pages of the rows that make up this panel; their content is
+// undefined afterwards.
 void give_back_panel(const void* from, bool is_bf16, int n, int k, bool gated, int panel);
 
 // Quantise one row of k floats into int8 groups.

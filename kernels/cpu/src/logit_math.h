@@ -1,4 +1,4 @@
-// Small operations on floats that only sampling needs. Knows nothing of rows.
+// Float operations that only sampling uses. Knows nothing of rows.
 #pragma once
 
 #include "simd.h"
@@ -23,7 +23,7 @@ INLINE vf exp_negative(vf x) {
   return bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
 }
 
-// Store the lanes that are to be kept, one after the other; returns how many. Writes up to 16.
+// Store the kept lanes contiguously; return their number. Writes up to 16 floats.
 INLINE int append(float* to, vf x, vi keep) {
 #if defined(__AVX512F__)
   const __mmask16 mask = _mm512_test_epi32_mask((__m512i)keep, (__m512i)keep);

@@ -12,7 +12,7 @@ namespace remora {
 namespace {
 
 constexpr int HALF = LANES / 2;
-// Of the search for a threshold: steps before it looks at fewer candidates, how many are sorted.
+// Threshold search: steps between reductions of the candidates, and candidates that are sorted.
 constexpr int ROUNDS_PER_DROP = 2, FEW = 48;
 
 typedef float vf_half __attribute__((vector_size(32)));
@@ -101,8 +101,8 @@ double LogitRow::weigh(float threshold) {
   return total;
 }
 
-// The token at which the running sum of weights passes `uniform` of their total: first its block,
-// then its place there. Rounding must not carry us past the last positive weight.
+// Find the token at which the running sum of weights passes `uniform` of the total: first its block,
+// then its place in the block. Rounding must not lead past the last positive weight.
 int LogitRow::pick(float threshold, double uniform) {
   const double target = uniform * weigh(threshold);
   double passed = 0;
@@ -147,7 +147,7 @@ float LogitRow::threshold_of(const Filters& filters) {
   return least;
 }
 
-// The k-th greatest scaled logit. It is no less than the k-th greatest maximum of blocks.
+// The k-th greatest scaled logit. It is at least the k-th greatest block maximum.
 float LogitRow::top_k_threshold(int k) {
   float least = -INFINITY;
   if (k <= num_blocks_) {
@@ -160,8 +160,8 @@ float LogitRow::top_k_threshold(int k) {
   return search(k, weigh_candidates(true));
 }
 
-// The threshold of top-p, or `least` if that is greater. Tokens whose weights are so small that all
-// of the vocabulary could not make up half of what is cut are no candidates.
+// The threshold of top-p, or `least` if that is greater. Tokens with weights so small that the
+// whole vocabulary could not make up half of the cut mass are no candidates.
 float LogitRow::top_p_threshold(double top_p, double total, float least) {
   const float negligible = greatest_ + (float)std::log(0.5 * (1 - top_p) * total / num_);
   const float bound = std::max(least, negligible);
@@ -169,7 +169,7 @@ float LogitRow::top_p_threshold(double top_p, double total, float least) {
   return std::max(least, search(top_p * total, weigh_candidates(false)));
 }
 
-// -- candidates: the scaled logits from some value up ---------------------------------------------
+// -- candidates: scaled logits at or above a value ---------------------------------------------
 
 void LogitRow::gather(float least) {
   int count = 0;
@@ -177,7 +177,7 @@ void LogitRow::gather(float least) {
   for (int b = 0; b < num_blocks_; b++) {
     if (!reaches(b, least)) continue;
     const float* from = block(b);
-    // The padding of the last block is no candidate.
+    // Exclude the padding of the last block.
     const int end = std::min(BLOCK, num_ - b * BLOCK);
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < end; i += LANES) {
@@ -191,7 +191,7 @@ void LogitRow::gather(float least) {
   lowest_ = -max_lane(-lowest);
 }
 
-// With `are_counted` each counts for one. Returns the sum.
+// With `are_counted` every weight is 1. Returns the sum.
 double LogitRow::weigh_candidates(bool are_counted) {
   store(values_ + num_candidates_, splat(-INFINITY));
   for (int i = 0; i < num_candidates_; i += LANES)
@@ -220,7 +220,7 @@ void LogitRow::drop_candidates_outside(float least, float end) {
   int count = 0;
   for (int i = 0; i < num_candidates_; i += LANES) {
     const vf value = load<vf>(values_ + i), weight = load<vf>(weights_ + i);
-    // Padding has no weight; a candidate without weight decides nothing.
+    // Padding has no weight, and candidates without weight do not affect the search.
     const vi keep = (value >= least) & (value < end) & (weight > 0.0f);
     append(values_ + count, value, keep);
     count += append(weights_ + count, weight, keep);
@@ -230,8 +230,8 @@ void LogitRow::drop_candidates_outside(float least, float end) {
   store(weights_ + count, vf{});
 }
 
-// The greatest value from which up the candidates weigh at least `target`; -inf if they never do.
-// `total`: of their weights. Halves the range of values until few candidates are in it.
+// The greatest value such that candidates at or above it weigh at least `target`; -inf if there is
+// none. `total`: sum of all weights. Halves the range of values until few candidates remain.
 float LogitRow::search(double target, double total) {
   if (total < target) return -INFINITY;
   float reaching = lowest_, short_of = std::nextafter(greatest_, INFINITY);

@@ -1,9 +1,10 @@
-// From a row of logits to a token, and to log-probabilities, without a sort of the vocabulary.
+// Samples a token from a row of logits, and computes log-probabilities, without sorting the
+// vocabulary.
 //
-// The meaning is that of kernels/sampling.py: every filter is one threshold on the scaled logits,
-// tokens equal to it stay, and the token is drawn by inverting the running sum in the order of ids.
-// The vocabulary is read in blocks of 128, whose maxima say which blocks later passes can leave out.
-// A row is computed by one thread in a fixed order, so company never changes what it gets.
+// kernels/sampling.py specifies it: every filter is one threshold on the scaled logits, tokens equal
+// to it stay, and the token is drawn by inverting the running sum in the order of ids. The vocabulary
+// is read in blocks of 128, whose maxima tell later passes which blocks to skip. One thread computes
+// a row in a fixed order, so other rows never change its result.
 //
 // Knows nothing of requests, seeds or threads.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace remora {
 
-// What a row asks for, as in kernels/sampling.py; temperature 0 is greedy.
+// Parameters of a row, as in kernels/sampling.py; temperature 0 is greedy.
 struct Filters {
   float temperature;
   int64_t top_k;
@@ -23,7 +24,7 @@ struct Filters {
   float min_p;
 };
 
-// Memory of one thread, kept from row to row.
+// Buffers of one thread, reused for every row.
 struct SamplingScratch {
   std::vector<float> maxima, sums;     // [blocks]
   std::vector<float> values, weights;  // [num + LANES] candidates
@@ -41,7 +42,7 @@ class LogitRow {
   int argmax() const;
   int draw(const Filters& filters, double uniform);
 
-  // Of softmax(logits): the token's log-probability and rank, and the num_top likeliest.
+  // Compute the token's log-probability and rank in softmax(logits), and the num_top likeliest.
   void describe(int token, int num_top, float* logprob, int32_t* rank, int64_t* top_ids,
                 float* top_logprobs);
 
@@ -78,7 +79,7 @@ class LogitRow {
   float best_;             // greatest logit
   float temperature_ = 1;  // by which logits are scaled
   float greatest_;         // scaled logit
-  float tail_[BLOCK];      // the last block, when it is not whole, padded with -inf
+  float tail_[BLOCK];      // an incomplete last block, padded with -inf
 };
 
 }  // namespace remora

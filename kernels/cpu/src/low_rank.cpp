@@ -8,7 +8,7 @@ namespace remora {
 
 namespace {
 
-// How many rows of x and of A are multiplied with each other at a time.
+// Rows of x and of A in one tile.
 #if defined(__AVX512F__)
 constexpr int DOT_ROWS = 4, DOT_RANKS = 4;
 #else
@@ -20,8 +20,7 @@ INLINE float number(bf16 x) { return widen(x); }
 INLINE rf numbers(const float* from) { return load<rf>(from); }
 INLINE rf numbers(const bf16* from) { return widen(load<ruh>(from)); }
 
-// acc[r][j] += x[r] * a[j], lane by lane, of 16 values each that lie `at` from where x[r] begins
-// and from where row j of A does.
+// acc[r][j] += x[r] * a[j], lane by lane, for 16 values at offset `at` of x[r] and of row j of A.
 template <class X, class A, int MR, int RANKS>
 INLINE void add_products(const X* const* x, const A* a, int64_t size, int64_t at,
                          rf (&acc)[MR][RANKS][PARTS]) {
@@ -35,7 +34,7 @@ INLINE void add_products(const X* const* x, const A* a, int64_t size, int64_t at
   }
 }
 
-// The values from `at` on that there are, then zeros.
+// The remaining values from `at` on, then zeros.
 template <int ROWS, class T>
 struct Tail {
   T values[ROWS][LANES] = {};
@@ -50,13 +49,13 @@ struct Tail {
   }
 };
 
-// MR rows of x times RANKS rows of A: 16 partial sums each over ascending k, then those.
+// MR rows of x times RANKS rows of A: 16 partial sums each over ascending k, then their sum.
 template <class X, class A, int MR, int RANKS>
 INLINE void dot_rows(const X* const* x, const A* a, int64_t size, float* const* to) {
   rf acc[MR][RANKS][PARTS] = {};
   int64_t at = 0;
   for (; at + LANES <= size; at += LANES) {
-    // What follows in A, for the next call: rows are too short for the machine to see them coming.
+    // Prefetch A for the next call: rows are too short for the hardware prefetcher.
     UNROLL for (int j = 0; j < RANKS; j++) __builtin_prefetch(a + (RANKS + j) * size + at);
     add_products(x, a, size, at, acc);
   }
@@ -108,11 +107,11 @@ void shrink_as(const LowRank& low, const AdapterRows::Block& block, int part, in
     shrink_rows<float, A>(low, block, part, first, last, (const float*)x, x_stride);
 }
 
-// Where the vectors of a tile lie among a weight's columns.
+// Position of a tile's vectors in a weight's columns.
 struct Columns {
-  int first[TILE_VECTORS], count[TILE_VECTORS];  // columns in the order of B, those that there are
+  int first[TILE_VECTORS], count[TILE_VECTORS];  // columns in the order of B; number of columns
   int part[TILE_VECTORS];                        // of the first one
-  bool are_whole;  // every vector has 16, of one part, and lies within a block of B
+  bool are_whole;  // every vector has 16 columns of one part and one block of B
 
   Columns(const LowRank& low, bool is_gated, int column) : are_whole(true) {
     const int half = low.outputs / 2;
@@ -147,7 +146,7 @@ void expand_rows(const LowRank& low, const Columns& columns, int adapter, int64_
   }
   for (int j = 0; j < rank; j++) {
     UNROLL for (int v = 0; v < TILE_VECTORS; v++) {
-      // The next block of this B: until it is needed, all other rows of this one are multiplied.
+      // Prefetch the next block of B while the other rows of this block are multiplied.
       __builtin_prefetch(b[v] + (low.max_rank + j) * LowRank::COLUMNS);
       UNROLL for (int p = 0; p < PARTS; p++) {
         const rf column = numbers(b[v] + j * LowRank::COLUMNS + p * REGISTER_LANES);
@@ -161,7 +160,7 @@ void expand_rows(const LowRank& low, const Columns& columns, int adapter, int64_
       UNROLL for (int p = 0; p < PARTS; p++) store(sums_of(r, v, p), acc[r][v][p]);
 }
 
-// One row, column by column: for vectors that lie in two parts, or beyond the last column.
+// One row, column by column: for vectors that span two parts or pass the last column.
 template <class B>
 void expand_singly(const LowRank& low, const Columns& columns, int adapter, int64_t row,
                    float* sums) {
@@ -188,7 +187,7 @@ void expand_as(const Updates& updates, int64_t row, int num_rows, int column, fl
       if (adapters[r]) expand_singly<B>(low, columns, adapters[r], row + r, sums + r * TILE_COLUMNS);
     return;
   }
-  // Neighbours of the same adapter share the reading of B.
+  // Neighbouring rows of one adapter share reads of B.
   for (int r = 0, next; r < num_rows; r = next) {
     for (next = r + 1; next < num_rows && adapters[next] == adapters[r];) next++;
     if (adapters[r] == 0) continue;

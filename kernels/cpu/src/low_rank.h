@@ -1,11 +1,11 @@
 // Low-rank updates of a weight, a slot for each adapter: y += B_s (A_s x), s the slot of the row.
 //
-// Rows are grouped by slot once a step. A_s x (shrink) is an operation of its own, which reads each
-// A for all rows of its slot. B_s is multiplied (expand) by the product with the weight itself, while
-// its sums are still in registers: a gated product has the update before the gate, and nothing is
-// written twice. Rows without an adapter are not looked at.
+// Rows are grouped by slot once per step. A_s x (shrink) is a separate operation that reads each A
+// once for all rows of its slot. The product with the weight itself multiplies B_s (expand) while its
+// sums are in registers, so a gated product applies the update before the gate and writes each output
+// once. Rows without an adapter are skipped.
 //
-// Either is summed in one order, whatever the rows: a row's result does not depend on its neighbours.
+// Both sums have a fixed order: a row's result does not depend on other rows.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@
 
 namespace remora {
 
-// The updates of a weight whose columns are parts, each with an A and a B of its own. Python writes
-// to the slots between steps.
+// Updates of a weight whose columns form parts, each with its own A and B. Python writes to the slots
+// between steps.
 struct LowRank {
   const void* a;          // [slots][parts * max_rank][inputs]
   const void* b;          // [slots][outputs / COLUMNS][max_rank][COLUMNS], padded with zeros
-  bool is_bf16;           // of a and b, which are float otherwise
+  bool is_bf16;           // format of a and b; otherwise float
   int inputs, outputs, num_parts, max_rank;
-  const int32_t* ranks;   // [slots] in use, of every part
-  const int32_t* bounds;  // [parts + 1] where the columns of each part begin
+  const int32_t* ranks;   // [slots] largest rank in use of any part
+  const int32_t* bounds;  // [parts + 1] first column of each part
   float* shrunk;          // [rows][stride] A_s x: max_rank values of each part
   int stride;
 
   static constexpr int COLUMNS = 64;
 
   int part_of(int column) const;
-  // Where B has rank 0 of a column; the next ranks follow COLUMNS apart.
+  // Index of rank 0 of a column in B; further ranks follow at a distance of COLUMNS.
   int64_t column_of_b(int slot, int column) const {
     const int64_t num_blocks = (outputs + COLUMNS - 1) / COLUMNS;
     const int64_t block = slot * num_blocks + column / COLUMNS;
@@ -39,7 +39,7 @@ struct LowRank {
   float* shrunk_of(int64_t row, int part) const { return shrunk + row * stride + part * max_rank; }
 };
 
-// Which rows belong to which slot.
+// Rows grouped by slot.
 class AdapterRows {
  public:
   static constexpr int BLOCK = 32;
@@ -51,12 +51,12 @@ class AdapterRows {
     int count;  // at most BLOCK
   };
 
-  // adapters: of the tokens, counted from 1; tokens: the token of each row, null = its own number.
+  // adapters: of the tokens, counted from 1; tokens: of the rows, null = row r is token r.
   void find(const int32_t* adapters, const int32_t* tokens, int num_rows);
 
-  const std::vector<Block>& blocks() const { return blocks_; }  // none when no row has an adapter
+  const std::vector<Block>& blocks() const { return blocks_; }  // empty if no row has an adapter
   const int32_t* adapters() const { return adapters_.data(); }  // of each row
-  const std::vector<int32_t>& rows() const { return rows_; }    // that have one, slot after slot
+  const std::vector<int32_t>& rows() const { return rows_; }    // rows with an adapter, slot after slot
 
  private:
   std::vector<int32_t> adapters_, rows_;
@@ -70,11 +70,11 @@ void shrink(const LowRank& low, const AdapterRows::Block& block, int part, int f
 // low.shrunk[row] = the column `input` of A_s, all parts.
 void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input);
 
-// What a product adds to its sums. Columns are those of the packed weight.
+// Updates that a product adds to its sums. Columns are those of the packed weight.
 struct Updates {
   const LowRank& low;
   const int32_t* adapters;  // [rows] counted from 1; 0 = none
-  bool is_gated;            // columns come as in a gated product: 16 of the first half, 16 of the second
+  bool is_gated;            // gated product: columns alternate, 16 of each half
 
   // Add those of rows [row, row + num_rows) to sums [num_rows][TILE_COLUMNS] that begin at `column`.
   void expand(int64_t row, int num_rows, int column, float* sums) const;

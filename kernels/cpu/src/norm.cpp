@@ -8,7 +8,7 @@ namespace remora {
 
 namespace {
 
-// Sums have a fixed order whatever the instruction set: 16 partial sums, then those.
+// Sums have the same order for every instruction set: 16 partial sums, then their sum.
 float mean(const float* x, int size) {
   vf total = {};
   int i = 0;

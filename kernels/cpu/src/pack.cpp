@@ -9,14 +9,14 @@ namespace remora {
 
 namespace {
 
-// Rows of a weight as the checkpoint has them, read as floats; zeros outside.
+// Rows of a checkpoint's weight, read as floats; zeros outside.
 struct Source {
   const void* from;
   bool is_bf16;
   int n, k;
   bool gated;
 
-  // The row that becomes this column of the packed weight, or -1.
+  // The source row of this column of the packed weight, or -1.
   int row_of(int column) const {
     if (!gated) return column < n ? column : -1;
     const int size = n / 2, within = column / (2 * LANES) * LANES + column % LANES;
@@ -56,7 +56,7 @@ struct Values {
 
 void pack_bf16_column(const Source& source, int row, int column, bf16* panel) {
   const int padded = padded_k(BF16, source.k);
-  if (source.is_bf16 && row >= 0 && source.k == padded) {  // as it is, two values at a time
+  if (source.is_bf16 && row >= 0 && source.k == padded) {  // copied unchanged, two values at a time
     const auto* pairs = (const char*)source.from + (int64_t)row * source.k * 2;
     for (int i = 0; i < padded; i += 2)
       __builtin_memcpy(panel + i * PANEL + column * 2, pairs + i * 2, 4);
@@ -66,7 +66,7 @@ void pack_bf16_column(const Source& source, int row, int column, bf16* panel) {
     panel[i / 2 * PANEL * 2 + column * 2 + i % 2] = narrow(source.at(row, i));
 }
 
-// The scale is rounded before anything is divided by it, so its rounding adds no error.
+// The scale is rounded before the division, so its rounding adds no error.
 void pack_q8_column(const Source& source, int row, int start, int column, char* group) {
   const Values<64> values(source, row, start);
   const bf16 stored = narrow(fmaxf(values.most, -values.least) / 127.0f);

@@ -6,17 +6,17 @@ namespace remora {
 
 namespace {
 
-// Enough chunks that threads end together, not so many that claiming them shows, and as many for
-// each thread.
+// Enough chunks to balance threads, few enough that claiming them is cheap, and as many for each
+// thread.
 int row_chunks(int rows, int num_threads) {
   constexpr int MOST_ROWS = 16;
   return std::min(rows, num_threads * std::max(4, ceil_div(rows, MOST_ROWS * num_threads)));
 }
 
-// Where part `part` of `parts` begins.
+// First index of part `part` of `parts`.
 int part_start(int size, int part, int parts) { return (int)((int64_t)size * part / parts); }
 
-// Turn the pairs (i, i + half) of a head by the angles of its position.
+// Rotate the pairs (i, i + half) of a head by the angles of its position.
 void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   int i = 0;
   for (; i + LANES <= half; i += LANES) {
@@ -32,7 +32,7 @@ void rotate_halves(float* x, const float* cosines, const float* sines, int half)
   }
 }
 
-// Turn the pairs (2 i, 2 i + 1).
+// Rotate the pairs (2 i, 2 i + 1).
 void rotate_neighbours(float* x, const float* cosines, const float* sines, int num_pairs) {
   for (int i = 0; i < num_pairs; i++) {
     const float a = x[2 * i], b = x[2 * i + 1];
@@ -146,12 +146,11 @@ void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
   }
 }
 
-// A chunk is one panel and a block of rows. Few rows make one block: threads share out the panels,
-// and the weight is read once. Many are shared out themselves, so that each thread multiplies the
-// rows that it has made; every one of them then reads the whole weight, at a rate that does not
-// matter any more.
+// A chunk is one panel and a block of rows. Few rows make one block: threads divide the panels, and
+// the weight is read once. Many rows are divided among threads, so that each thread multiplies the
+// rows that it has written; every thread then reads the whole weight, which is cheap per row.
 int Multiply::num_blocks(int num_rows, int num_threads) const {
-  constexpr int MANY = 16;  // of one thread
+  constexpr int MANY = 16;  // rows of one thread
   if (num_rows < MANY * num_threads) {
     const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
     return std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));

@@ -1,7 +1,7 @@
 // A step program: the operations of a forward pass over bound buffers, run with one call.
 //
 // The caller builds it once, fills the batch's arrays before each run, and reads its buffers after.
-// Operations run in the order in which they were added, each by the whole team. A new kind of
+// Operations run in the order of their addition, each on the whole team. A new kind of
 // operation is a new class here and an entry in api.cpp.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace remora {
 
-constexpr int PRODUCT_ROWS = 192;  // of one chunk of a product
+constexpr int PRODUCT_ROWS = 192;  // rows of one chunk of a product
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -31,7 +31,7 @@ class Operation {
   virtual void run_chunk(const Batch&, int num_threads, int chunk, int thread) = 0;
 };
 
-// An operation on rows that have nothing to do with each other.
+// An operation on independent rows.
 class RowOperation : public Operation {
  public:
   explicit RowOperation(bool on_logits, int rows_per_token = 1)
@@ -44,7 +44,7 @@ class RowOperation : public Operation {
   virtual void run_row(const Batch& batch, int row, int thread) = 0;
 
  private:
-  const bool on_logits_;  // rows are those of logits, not of tokens
+  const bool on_logits_;  // rows are those of logits, not tokens
   const int rows_per_token_;
 };
 
@@ -65,8 +65,8 @@ class Embed : public RowOperation {
   const int stride_;
 };
 
-// out[r] = norm of x[r], in the format that the next product reads, or out[r] += it where that is
-// float. On rows of logits, x is read at the tokens that they belong to.
+// out[r] = norm of x[r], in the format of the next product, or out[r] += the norm for float rows. For
+// rows of logits, x is read at their tokens.
 class Norm : public RowOperation {
  public:
   Norm(bool on_logits, const float* x, int stride, const NormWeights& weights, Format format,
@@ -90,7 +90,7 @@ class Norm : public RowOperation {
 // Write `size` floats as row `row` of rows in a format.
 void write_row(const float* x, int size, Format format, const Rows& out, int64_t row);
 
-// out[r] = x[r], rounded to the format that a product reads.
+// out[r] = x[r], rounded to the input format of a product.
 class Round : public RowOperation {
  public:
   Round(bool on_logits, int rows_per_token, const float* x, int stride, int size, Format format,
@@ -106,8 +106,8 @@ class Round : public RowOperation {
   const Rows out_;
 };
 
-// Normalise (where there are weights) and rotate the heads of q and k in place; store k and v.
-// Queries may grow with their position, before all that.
+// Normalise (if there are weights) and rotate the heads of q and k in place; store k and v. Queries
+// may first be multiplied by a factor of their position.
 class RotateAndStore : public RowOperation {
  public:
   struct Settings {
@@ -116,11 +116,11 @@ class RotateAndStore : public RowOperation {
     float* qkv;
     int stride;
     const float *cosines, *sines;  // [positions][num_pairs]
-    int first, num_pairs;          // of each head's elements: what else it has is not turned
-    bool is_interleaved;  // neighbours are pairs, or else what stands in one place of two halves
+    int first, num_pairs;          // rotary elements of each head; others are not rotated
+    bool is_interleaved;  // pairs are neighbours; otherwise elements i and i + num_pairs
     const float* query_factors;     // [positions] or null
     NormWeights query_norm, key_norm;
-    bool keys_are_values;  // what is kept of a token is both
+    bool keys_are_values;  // k is also v
   };
   explicit RotateAndStore(const Settings& settings) : RowOperation(false), s_(settings) {}
   void run_row(const Batch& batch, int row, int thread) override;
@@ -129,7 +129,7 @@ class RotateAndStore : public RowOperation {
   const Settings s_;
 };
 
-// low.shrunk = A_s x, for rows that have an adapter: what a product with these updates reads.
+// low.shrunk = A_s x for rows with an adapter, the input of a product with these updates.
 class Shrink : public Operation {
  public:
   Shrink(const AdapterRows& rows, const LowRank& low, const void* x, bool x_is_bf16, int stride)
@@ -146,10 +146,10 @@ class Shrink : public Operation {
   const void* x_;
   const bool x_is_bf16_;
   const int stride_;
-  int num_pieces_ = 0;  // of a part, by the highest rank of the step
+  int num_pieces_ = 0;  // of a part, for the highest rank of the step
 };
 
-// stream[t] += B_s A_s e, e the one-hot vector of token_ids[t], for tokens that have an adapter.
+// stream[t] += B_s A_s e for tokens with an adapter; e is the one-hot vector of token_ids[t].
 class UpdateEmbedded : public Operation {
  public:
   UpdateEmbedded(const AdapterRows& rows, const LowRank& low, float* stream, int stride)
@@ -166,7 +166,7 @@ class UpdateEmbedded : public Operation {
 
 class Multiply : public Operation {
  public:
-  // low: whose updates are added, or null; they have been shrunk for this product's x
+  // low: updates to add, already shrunk for this product's x, or null
   Multiply(bool on_logits, Weight weight, Rows x, Output out, const AdapterRows& rows,
            const LowRank* low)
       : on_logits_(on_logits), weight_(weight), x_(x), out_(out), rows_(rows) {
@@ -209,7 +209,7 @@ class Program : public Job {
 
   Batch batch{};
 
-  // The rows of the step that is run, to whoever is added.
+  // Adapter rows of the current step, for operations that are added.
   const AdapterRows& adapter_rows(bool on_logits) const { return on_logits ? logits_ : tokens_; }
   void add(std::unique_ptr<Operation> operation);
   // Run operations [first, last) on `batch`.

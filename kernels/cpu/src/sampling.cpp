@@ -1,4 +1,4 @@
-// The sampling functions of the library: jobs over rows, one chunk each.
+// Sampling functions of the library: jobs with one chunk per row.
 #include <cmath>
 
 #include "logit_row.h"
@@ -24,7 +24,7 @@ class RowJob : public Job {
   const Function function_;
 };
 
-// One row is done before another thread would have woken up.
+// One row takes less time than waking another thread.
 template <class Function>
 void for_each_row(void* team, int num_rows, Function function) {
   RowJob<Function> job(num_rows, function);
@@ -34,7 +34,7 @@ void for_each_row(void* team, int num_rows, Function function) {
     static_cast<Team*>(team)->run(job);
 }
 
-// A word at a time, of a length that the compiler knows: it then takes many logits at once.
+// One word at a time: a constant length lets the compiler vectorise.
 void mask_row(float* logits, int vocab_size, const uint32_t* words) {
   const auto addend = [](uint32_t word, int i) { return word >> i & 1 ? 0.0f : -INFINITY; };
   const int num_whole = vocab_size / 32;
@@ -51,7 +51,7 @@ void mask_row(float* logits, int vocab_size, const uint32_t* words) {
 
 }  // namespace remora
 
-// See NativeSampling in kernels/cpu/sampling.py. All arrays but the logits are [num_rows]; without
+// See NativeSampling in kernels/cpu/sampling.py. All arrays except logits are [num_rows]; without
 // temperatures every row is greedy and the other parameters are not read.
 extern "C" void remora_choose(void* team, const float* logits, int64_t stride, int num_rows,
                               int vocab_size, const float* temperature, const double* uniforms,

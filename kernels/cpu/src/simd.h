@@ -1,6 +1,6 @@
-// Vectors of 64 bytes, and the handful of operations on them that the kernels are written in.
+// Vectors of 64 bytes and the operations on them that the kernels use.
 //
-// GCC's and Clang's vector extensions compile to whatever the target has: one register with
+// GCC's and Clang's vector extensions compile to the target's registers: one register with
 // AVX-512, two with AVX2, four with NEON or SSE. Only the dot products name an instruction set.
 // Compilers keep a vector that is wider than a register in memory, so inner loops are written in
 // registers, PARTS of them to a vector. Knows nothing of matrices, models or threads.
@@ -40,7 +40,7 @@ typedef int32_t ri __attribute__((vector_size(REGISTER)));
 typedef uint32_t ru __attribute__((vector_size(REGISTER)));
 typedef uint16_t ruh __attribute__((vector_size(REGISTER / 2)));
 
-// How many rows and vectors of columns a register tile has: accumulators, one row of operands.
+// Rows and vectors of columns of a register tile: accumulators plus one row of operands.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, GROUPED_ROWS = 3, TILE_VECTORS = 4;
 #else
@@ -69,7 +69,7 @@ INLINE vi splat(int32_t x) { return vi{} + x; }
 INLINE rf spread(float x) { return x - rf{}; }  // not +, which would turn -0 into 0
 INLINE ri spread(int32_t x) { return x - ri{}; }
 
-// Broadcast the 4 bytes at `from`, whatever they hold.
+// Broadcast the 4 bytes at `from`, of any type.
 INLINE ri spread_word(const void* from) {
   int32_t word;
   __builtin_memcpy(&word, from, 4);
@@ -80,7 +80,7 @@ INLINE vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #else
-  return a * b + c;  // contracted where the target has it (-ffp-contract=fast)
+  return a * b + c;  // contracted on targets with FMA (-ffp-contract=fast)
 #endif
 }
 
@@ -88,7 +88,7 @@ INLINE vf fma(vf a, vf b, vf c) {
 INLINE rf fma(rf a, rf b, rf c) { return a * b + c; }
 #endif
 
-// Of a number and NaN these return b.
+// If one argument is NaN, these return b.
 INLINE vf max(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -175,7 +175,7 @@ INLINE bf16 narrow(float x) {
   return x == x ? (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (bf16)0x7fc0;
 }
 
-// Sums and maxima over the lanes, always in the same order.
+// Sums and maxima over the lanes, in a fixed order.
 INLINE float sum(vf x) {
   float lane[LANES];
   store(lane, x);

@@ -21,7 +21,7 @@ inline int count_of(uint64_t word, uint64_t epoch) {
   return (word >> CHUNK_BITS) == epoch ? (int)(word & ((1u << CHUNK_BITS) - 1)) : 0;
 }
 
-// Where the share of thread `owner` begins; the first shares are larger by one if need be.
+// First chunk of the share of thread `owner`; the first shares may be larger by one.
 inline int share_start(int num_chunks, int owner, int num_threads) {
   const int rest = num_chunks % num_threads;
   return num_chunks / num_threads * owner + (owner < rest ? owner : rest);
@@ -95,7 +95,7 @@ void Team::take_part(uint64_t epoch, int thread) {
   }
 }
 
-// Run chunks of the thread's own share, then of the others'; returns how many.
+// Run chunks of the thread's own share, then of others; return their number.
 int Team::run_chunks(int stage, int num_chunks, uint64_t epoch, int thread) {
   int finished = 0;
   for (int other = 0; other < num_threads_; other++) {
@@ -129,8 +129,8 @@ void Team::add(Counter& done, uint64_t epoch, int count) {
   }
 }
 
-// False when the job has ended meanwhile. A thread whose peer was taken off its core gives up its
-// own after a while: the system can then move the peer there.
+// Returns false if the job has ended. A thread that waits for a preempted peer yields its core after
+// a while, so that the system can move the peer there.
 bool Team::wait_for(Counter& done, uint64_t epoch, int num_chunks) {
   for (int spins = 0; count_of(done.word.load(), epoch) < num_chunks; spins++) {
     if (epoch_.load() != epoch) return false;

@@ -1,11 +1,10 @@
-// A standing team of threads that runs a list of parallel loops with one wake-up.
+// A persistent team of threads that runs a list of parallel loops with one wake-up.
 //
-// A job is a number of stages; a stage is a number of chunks that may run in any order and at the
-// same time, and it begins when every chunk of the stage before has ended. Each thread has a share
-// of the chunks that it begins with, the same part of every stage, so that what it has written is
-// near when it reads; when its share is done it takes chunks of the others'. Chunks are claimed one
-// by one, so a thread that the operating system takes away holds up the chunk that it is in and
-// nothing else; threads that come late join in wherever the others are.
+// A job is a sequence of stages; a stage is a number of chunks that may run in any order and
+// concurrently, and begins when every chunk of the previous stage has ended. Each thread starts with
+// its share of the chunks, the same part of every stage, so that it reads data that it has written;
+// when its share is done it takes chunks of other threads. Chunks are claimed one by one, so a
+// preempted thread delays only its current chunk, and late threads join at the current stage.
 //
 // Knows nothing of what a chunk computes.
 #pragma once
@@ -55,14 +54,14 @@ class Team {
   const int num_threads_;
   std::unique_ptr<Counter[]> claimed_;  // [MAX_STAGES][num_threads], of each thread's share
   std::unique_ptr<Counter[]> done_;     // [MAX_STAGES]
-  // What is run. Written while `epoch_` is 0 (nothing runs), so whoever reads it and then finds
-  // the epoch that it came for has read what belongs to that epoch.
+  // The running job. Written while `epoch_` is 0 (nothing runs), so a thread that reads these and
+  // then still finds its epoch has read values of that epoch.
   std::atomic<Job*> job_{nullptr};
   std::atomic<int> num_stages_{0};
   std::unique_ptr<std::atomic<int>[]> num_chunks_;
   uint64_t last_epoch_ = 0;
   alignas(128) std::atomic<uint64_t> epoch_{0};
-  alignas(128) std::atomic<int> doorbell_{0};  // changes with every job: what sleepers wait on
+  alignas(128) std::atomic<int> doorbell_{0};  // changes with every job; sleeping threads wait on it
   std::atomic<bool> closing_{false};
   std::vector<std::thread> threads_;
 };

@@ -162,7 +162,7 @@ def test_logits_are_left_as_they_are() -> None:
     ("logits", "name", "values", "message"),
     [
         (torch.zeros(2, 9, dtype=torch.bfloat16), "top_k", np.zeros(2, np.int64), "float32 logits"),
-        (torch.zeros(9, 2).T, "top_k", np.zeros(2, np.int64), "without gaps"),
+        (torch.zeros(9, 2).T, "top_k", np.zeros(2, np.int64), "contiguous"),
         (torch.zeros(2, 9), "top_k", np.zeros(2, np.int32), "expected 2 int64"),
         (torch.zeros(2, 9), "top_p", np.zeros(3), "expected 2 float64"),
         (torch.zeros(2, 9), "min_p", np.zeros(4, np.float32)[::2], "expected 2 float32"),
