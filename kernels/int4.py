@@ -1,8 +1,8 @@
-"""How four bits of a weight lie in the words of others' checkpoints, and how we pack them.
+"""Conversion of int4 weights from GPTQ and AWQ checkpoints to `Int4Weight`, in torch.
 
-GPTQ (arXiv:2210.17323) has eight inputs of an output in a word, AWQ (arXiv:2306.00978) eight
-outputs of an input, in an order of its own. Both have groups of inputs with a scale and a zero
-point for each output. Done once when a checkpoint is loaded, in torch.
+A word holds eight inputs of an output in GPTQ (arXiv:2210.17323), and eight outputs of an input in
+a permuted order in AWQ (arXiv:2306.00978). Both have groups of inputs with a scale and a zero point
+for each output. Runs once when a checkpoint is loaded.
 
 Legend: I inputs, O outputs, G groups of inputs.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remora.kernels.quant_formats import MAX_HALF, Int4Weight
 
-NIBBLES = 8  # of a word
+NIBBLES = 8  # per word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble of a word, from its lowest bits on
 
 
@@ -26,14 +26,16 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor, *, group_size: int)
     zeros:       [G, O] whole numbers, 0 to 16 (GPTQ's may be 16)
     group_size:  32, 64 or a multiple of 128; the last group may be smaller
 
-    Raises ValueError where there is no such group size, or too few groups.
+    Raises ValueError for an unsupported group size or a wrong number of groups.
     """
     if group_size not in (MAX_HALF // 2, MAX_HALF) and group_size % (2 * MAX_HALF) != 0:
-        raise ValueError(f"groups of {group_size} inputs; there are those of 32, 64 and 128 * n")
+        raise ValueError(
+            f"groups of {group_size} inputs; supported are 32, 64 and multiples of 128"
+        )
     outputs, inputs = values.shape
     groups = -(-inputs // group_size)
     if scales.shape != (groups, outputs) or zeros.shape != scales.shape:
-        raise ValueError(f"scales {list(scales.shape)} are not those of {groups} x {outputs}")
+        raise ValueError(f"scales are {list(scales.shape)}; expected [{groups}, {outputs}]")
     half = min(MAX_HALF, group_size)
     padded = torch.nn.functional.pad(values, (0, -inputs % (2 * half)))
     low, high = padded.view(outputs, -1, 2, half).unbind(2)
@@ -49,13 +51,12 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor, *, group_size: int)
 def from_gptq(
     words: Tensor, zeros: Tensor, scales: Tensor, *, group_size: int, is_zero_less_one: bool = True
 ) -> Int4Weight:
-    """Take over a GPTQ weight whose inputs are in order (no `desc_act`).
+    """Convert a GPTQ weight whose inputs are in order (no `desc_act`).
 
     words:   [I / 8, O] int32, the input of the lowest bits first
     zeros:   [G, O / 8] int32, the output of the lowest bits first
     scales:  [G, O]
-    is_zero_less_one: whether zero points are stored less one, as the first format (`gptq`) does and
-                      the second (`gptq_v2`) does not
+    is_zero_less_one: zero points are stored minus one, as in `gptq` but not in `gptq_v2`
     """
     values = _nibbles(words).movedim(2, 1).flatten(0, 1).T
     points = _nibbles(zeros).flatten(1) + int(is_zero_less_one)
@@ -63,7 +64,7 @@ def from_gptq(
 
 
 def from_awq(words: Tensor, zeros: Tensor, scales: Tensor, *, group_size: int) -> Int4Weight:
-    """Take over an AWQ weight.
+    """Convert an AWQ weight.
 
     words:   [I, O / 8] int32, outputs in AWQ_ORDER
     zeros:   [G, O / 8] int32, likewise
@@ -74,7 +75,7 @@ def from_awq(words: Tensor, zeros: Tensor, scales: Tensor, *, group_size: int) -
 
 
 def _nibbles(words: Tensor) -> Tensor:
-    """Return [..., 8] uint8, those of the lowest bits first."""
+    """Return [..., 8] uint8, lowest bits first."""
     shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=words.device)
     return (words[..., None] >> shifts & 15).to(torch.uint8)
 

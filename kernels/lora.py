@@ -1,13 +1,12 @@
 """Low-rank updates of one weight, a slot for each adapter: y += B_s (A_s x), s the slot of the row.
 
-All adapters of a batch share the product with the base's weight; what each adds is two small
-products of its own rows, grouped by slot (Punica, arXiv:2310.18547; S-LoRA, arXiv:2311.03285). Rows
-of no adapter are not touched: they are the same bits as without.
+All adapters of a batch share the product with the base weight; each adds two small products of its
+own rows, grouped by slot (Punica, arXiv:2310.18547; S-LoRA, arXiv:2311.03285). Rows without an
+adapter are not touched and keep their bits.
 
-On a GPU the products are the kernels of `gpu/lora.py`, where there is triton; what stands here
-is their specification, and serves everywhere else.
+The torch code specifies the kernels of `gpu/lora.py`, which compute with Triton.
 
-Legend: N slots, I inputs, O outputs of all parts together, P parts, r most ranks of a part, T rows.
+Legend: N slots, I inputs, O outputs of all parts, P parts, r largest rank of a part, T rows.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from remora.kernels.row_tiles import RowTiles
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Which rows of a tensor [T, ...] belong to which slot; those of none are in no group.
+    """Rows of a tensor [T, ...] grouped by slot; rows without an adapter are in no group.
 
     groups:  slots, ascending, each with its rows [count] int64
-    tiles:   the same for kernels; None = torch computes
+    tiles:   the same for Triton; None = torch computes
     """
 
     groups: tuple[tuple[int, Tensor], ...] = ()
@@ -39,7 +38,7 @@ class RowGroups:
 
     @classmethod
     def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowGroups:
-        """Group rows for who computes on a device.
+        """Group rows for the implementation that serves a device.
 
         slots:  [T], counted from 1; 0 = no adapter
         """
@@ -55,20 +54,17 @@ class RowGroups:
 
 
 NO_GROUPS = RowGroups()
-COLUMNS = 64  # of a block of B; src/low_rank.h knows it too
+COLUMNS = 64  # of a block of B; equals LowRank::COLUMNS in src/low_rank.h
 
 
 class LowRankSlots:
-    """The updates of a weight [O, I] whose rows are P parts, each with an A and a B of its own.
+    """Updates of a weight [O, I] whose rows form P parts, each with its own A and B.
 
     a:       [N, P * r, I]
-    b:       [N, O / COLUMNS, r, COLUMNS], scaled, padded with zeros; the columns of a part are
-             multiplied with what its A gave. A product that goes through the columns in blocks
-             reads it from its beginning to its end.
-    ranks:   [N] int32; the largest rank in use, beyond which A and B are zero
-    bounds:  [P + 1] where each part's columns begin
-
-    Kernels read `ranks` and `bounds` from tensors on the device.
+    b:       [N, O / COLUMNS, r, COLUMNS], scaled, padded with zeros; a part's columns multiply the
+             result of its A. A product over blocks of columns reads it sequentially.
+    ranks:   [N] int32, the largest rank in use; A and B are zero beyond it
+    bounds:  [P + 1], the first column of each part
     """
 
     def __init__(
@@ -87,12 +83,12 @@ class LowRankSlots:
         num_blocks = -(-self.bounds[-1] // COLUMNS)
         self.b = _zeros((num_slots, num_blocks, max_rank, COLUMNS), dtype, device)
         self.ranks = np.zeros(num_slots, dtype=np.int32)
-        self._ranks = torch.from_numpy(self.ranks).to(device)  # on a CPU the same memory
+        self._ranks = torch.from_numpy(self.ranks).to(device)  # on a CPU shares the memory
         self._bounds = torch.tensor(self.bounds, dtype=torch.int32, device=device)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all slots."""
+        """Bytes of all slots."""
         return self.a.nbytes + self.b.nbytes
 
     def clear(self, slot: int) -> None:
@@ -102,7 +98,7 @@ class LowRankSlots:
         self._set_rank(slot, 0)
 
     def write(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
-        """Put one part's update into an empty slot.
+        """Write one part's update to an empty slot.
 
         a:  [rank, I];  b: [outputs of the part, rank], scaled
         """
@@ -127,7 +123,7 @@ class LowRankSlots:
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
 
     def add_looked_up(self, token_ids: Tensor, y: Tensor, rows: RowGroups) -> None:
-        """Add to rows y [T, O] that were looked up, not multiplied: inputs are one-hot.
+        """Add updates to rows y [T, O] of an embedding lookup (one-hot inputs).
 
         token_ids:  [T], each below I
         """
@@ -140,7 +136,7 @@ class LowRankSlots:
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
 
     def _add_tiles(self, x: Tensor, y: Tensor, tiles: RowTiles, *, is_lookup: bool) -> None:
-        """Add updates by kernels, to which `x` are inputs or token ids."""
+        """Add updates with Triton; `x` holds inputs or token ids."""
         from remora.kernels.gpu import lora as kernels
 
         _, width, inputs = self.a.shape

@@ -1,8 +1,8 @@
-"""A layer of experts: each token through the gated MLPs that were chosen for it, and their sum.
+"""Expert layer: the weighted sum of the gated MLPs that were chosen for each token.
 
-Pairs of a token and an expert are sorted by expert, so that an expert's weight is multiplied with
-all its tokens at once, and those of experts that nobody chose are not looked at: on a GPU
-(`gpu/moe.py`) by kernels, elsewhere by torch. Who chooses is `moe_routing.py`.
+Token-expert pairs are sorted by expert, so that an expert's weight is multiplied with all its
+tokens at once and weights of unchosen experts are not read. With Triton the kernels of `gpu/moe.py`
+compute, otherwise torch. `moe_routing.py` chooses the experts.
 
 Legend: T tokens, k experts of a token, E experts held here, H hidden size, I inner size.
 """
@@ -40,23 +40,23 @@ def moe(
 ) -> Tensor:
     """Compute the sum over a token's experts of weight * down(gating(gate(x), up(x))).
 
-    x:             [T, H] bfloat16, float16 or float32, each row in one piece
+    x:             [T, H] bfloat16, float16 or float32, each row contiguous
     ids:           [T, k] int32, no expert twice in a row
-    weights:       [T, k] float32, multiplied once, with what an expert gives
+    weights:       [T, k] float32, factors of the experts' outputs
     gate_up:       [E, 2 * I, H] of the type of `x`, gates first, or float8 in blocks
     down:          [E, H, I], likewise
-    biases:        [E, 2 * I] of gates and ups, and [E, H] of what is given; None = there are none
-    first_expert:  the id of the first expert held here; those of other ranks, and ids below 0, add
-                   nothing, so that the sum over ranks is whole
-    invariant:     a row's result is the same bits whichever rows are beside it, where kernels can
-    out:           [T, H], to be overwritten; None = new memory
+    biases:        [E, 2 * I] of gates and ups, and [E, H] of outputs; None = no bias
+    first_expert:  id of the first expert held here; experts of other ranks, and ids below 0, add
+                   nothing, so that results can be summed over ranks
+    invariant:     with Triton, a row's bits do not depend on other rows
+    out:           [T, H], overwritten; None = new memory
 
-    The sum is in float32 and in the order of a row's ids: its bits are the same each time.
-    Between the products numbers are rounded to the type of `x`; for float8 they are quantised in
-    groups of 128. On a GPU float8 needs tensor cores for it (sm_89 and newer; not gfx942).
+    The sum is float32, in the order of a row's ids, so its bits are reproducible. Between the
+    products values are rounded to the type of `x`, or for float8 quantised in groups of 128. On a
+    GPU float8 needs tensor cores with that format (sm_89 and newer; not gfx942).
 
     Returns `out`, in the dtype of `x`.
-    Raises ValueError where shapes do not fit, NotImplementedError where a GPU has no float8.
+    Raises ValueError for shapes that do not fit, NotImplementedError for a GPU without float8.
     """
     experts, wide, hidden = values_of(gate_up).shape
     if values_of(down).shape != (experts, hidden, wide // 2) or x.shape[1] != hidden:
@@ -65,7 +65,7 @@ def moe(
             f" and down {list(values_of(down).shape)}"
         )
     if isinstance(gate_up, Fp8BlockWeight) and wide // 2 % BLOCK != 0:
-        raise ValueError(f"an inner size of {wide // 2} in blocks of {BLOCK}")
+        raise ValueError(f"the inner size is {wide // 2}; it must be a multiple of {BLOCK}")
     if out is None:
         out = torch.empty((len(x), hidden), dtype=x.dtype, device=x.device)
     how: dict[str, Any] = {"biases": biases, "gating": gating, "first_expert": first_expert}
@@ -91,31 +91,31 @@ def moe_by_expert(
     first_expert: int = 0,
     out: Tensor,
 ) -> Tensor:
-    """`moe` with two products for each expert that was chosen, and nothing for the others.
+    """`moe` with two products for each chosen expert.
 
-    gate_up, down:  of each expert, plain or out of `linear.pack_weight`
+    gate_up, down:  one weight per expert, plain or from `linear.pack_weight`
     """
-    wide_bias, given_bias = biases
+    wide_bias, down_bias = biases
     flat, top_k = ids.flatten().long() - first_expert, ids.shape[1]
     order = flat.argsort(stable=True)
     rows = x[order // top_k]
-    given = torch.zeros((len(order), out.shape[1]), dtype=x.dtype, device=x.device)
+    outputs = torch.zeros((len(order), out.shape[1]), dtype=x.dtype, device=x.device)
     start = 0
     for expert, count in sorted(Counter(flat.tolist()).items()):
         stop = start + count
         if 0 <= expert < len(gate_up):
-            wide = linear(rows[start:stop], gate_up[expert], _of(wide_bias, expert))
+            wide = linear(rows[start:stop], gate_up[expert], _bias_of(wide_bias, expert))
             inner = through_gates(wide, gating)
-            given[start:stop] = linear(inner, down[expert], _of(given_bias, expert))
+            outputs[start:stop] = linear(inner, down[expert], _bias_of(down_bias, expert))
         start = stop
-    in_place = torch.empty_like(given, dtype=torch.float32)
-    in_place[order] = given.float()
+    in_place = torch.empty_like(outputs, dtype=torch.float32)
+    in_place[order] = outputs.float()
     summed = (in_place.view(len(x), top_k, out.shape[1]) * weights.unsqueeze(2)).sum(dim=1)
     return out.copy_(summed)
 
 
 def through_gates(wide: Tensor, gating: Gating) -> Tensor:
-    """Do what `Gating` says: [n, 2 * I], gates first, to [n, I]."""
+    """Apply `Gating` to [n, 2 * I], gates first; return [n, I]."""
     gate, up = wide.chunk(2, dim=1)
     if gating == SILU:
         return F.silu(gate) * up
@@ -124,7 +124,7 @@ def through_gates(wide: Tensor, gating: Gating) -> Tensor:
     return gate * torch.sigmoid(gating.sharpness * gate) * (up + gating.offset)
 
 
-def _of(bias: Tensor | None, expert: int) -> Tensor | None:
+def _bias_of(bias: Tensor | None, expert: int) -> Tensor | None:
     return None if bias is None else bias[expert]
 
 
@@ -140,7 +140,7 @@ def moe_reference(
     first_expert: int = 0,
 ) -> Tensor:
     """`moe` in torch, with float32 sums."""
-    wide_bias, given_bias = biases
+    wide_bias, down_bias = biases
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(values_of(gate_up))):
         token, place = (ids == expert + first_expert).nonzero(as_tuple=True)
@@ -148,11 +148,11 @@ def moe_reference(
         if wide_bias is not None:
             wide = wide + wide_bias[expert].float()
         inner = through_gates(wide, gating).to(x.dtype)
-        given = _multiply(inner, down, expert)
-        if given_bias is not None:
-            given = given + given_bias[expert].float()
-        given = given.to(x.dtype).float()
-        total.index_add_(0, token, given * weights[token, place][:, None])
+        outputs = _multiply(inner, down, expert)
+        if down_bias is not None:
+            outputs = outputs + down_bias[expert].float()
+        outputs = outputs.to(x.dtype).float()
+        total.index_add_(0, token, outputs * weights[token, place][:, None])
     return total.to(x.dtype)
 
 

@@ -1,8 +1,8 @@
-"""Which experts a token goes to, and with what weights.
+"""Routing: the experts of each token and their weights.
 
-One rule with the variants of the models served: scores by softmax or sigmoid, a bias that counts in
-the choice but not in the weight (DeepSeek-V3, arXiv:2412.19437), choice within the best groups of
-experts (DeepSeek-V2, arXiv:2405.04434), weights that sum to one or not. Knows no experts' weights.
+Supports softmax and sigmoid scores, a bias of the choice that does not affect weights (DeepSeek-V3,
+arXiv:2412.19437), choice within the best groups of experts (DeepSeek-V2, arXiv:2405.04434), and
+normalised weights. Knows no weights of experts.
 
 Legend: T tokens, E experts, k experts of a token.
 """
@@ -19,17 +19,17 @@ from remora.kernels.moe_rules import MIN_WEIGHT_SUM, Routing
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Choose experts.
 
-    logits:  [T, E] of any float type, each row in one piece
-    bias:    [E], added to scores for the choice alone
+    logits:  [T, E] of any float type, each row contiguous
+    bias:    [E], added to scores for the choice but not to weights
     Returns (ids [T, k] int32, best first and the smaller first among equals, weights [T, k]
-    float32). Experts outside the chosen groups are never taken, whatever the bias.
-    Raises ValueError where the experts are no multiple of the groups, or too few are left.
+    float32). Experts outside the chosen groups are never chosen.
+    Raises ValueError if groups do not divide the experts, or hold fewer than k experts.
     """
     experts = logits.shape[1]
     if experts % routing.num_groups != 0:
-        raise ValueError(f"{experts} experts in {routing.num_groups} groups")
+        raise ValueError(f"{experts} experts do not divide into {routing.num_groups} groups")
     if experts // routing.num_groups * routing.top_groups < routing.top_k:
-        raise ValueError(f"{routing.top_k} of fewer experts")
+        raise ValueError(f"top_k is {routing.top_k}, but the chosen groups have fewer experts")
     if by_triton(logits.device):
         from remora.kernels.gpu import moe_routing
 

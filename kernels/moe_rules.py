@@ -1,6 +1,6 @@
-"""How models with experts choose them, and what an expert's gates do: plain values, no tensors.
+"""Parameters of expert routing (`moe_routing.py`) and of experts' gates (`moe.py`).
 
-`moe_routing.py` and `moe.py` compute by them.
+Plain values, no tensors.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a model chooses experts.
+    """Routing rule of a model.
 
     top_k:          experts of a token
-    is_sigmoid:     scores are sigmoids of logits, each for itself; else one softmax
+    is_sigmoid:     scores are sigmoids of the logits; otherwise their softmax
     is_normalised:  the weights of a token are divided by their sum
-    scaling:        what weights are multiplied with at the end
-    num_groups:     into which the experts are divided, in order; experts come from the `top_groups`
-                    best of them
-    group_best:     a group is as good as the sum of this many of its best experts, 1 or 2
+    scaling:        final factor of the weights
+    num_groups:     groups of consecutive experts; experts are chosen from the `top_groups` best
+    group_best:     a group's score is the sum of this many of its best experts, 1 or 2
     """
 
     top_k: int
@@ -30,20 +29,22 @@ class Routing:
     group_best: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what no kernel does."""
+        """Reject values that no kernel supports."""
         if not 1 <= self.top_groups <= self.num_groups or self.group_best not in (1, 2):
-            raise ValueError(f"no such choice of groups: {self}")
+            raise ValueError(
+                f"unsupported groups: {self}; 1 <= top_groups <= num_groups, group_best 1 or 2"
+            )
 
     def chooses_by_logits(self, *, has_bias: bool) -> bool:
-        """Whether the order of logits decides, which is that of scores but for rounding."""
+        """Return whether logits, whose order equals that of scores up to rounding, decide."""
         return not has_bias and self.group_best == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gating:
-    """What gates let through: gate * sigmoid(sharpness * gate) * (up + offset).
+    """Gate of an expert: gate * sigmoid(sharpness * gate) * (up + offset).
 
-    limit:  gates are cut off above it, ups above it and below its negative; None = nowhere
+    limit:  upper bound of gates, and bound of the magnitude of ups; None = no bound
     """
 
     sharpness: float = 1.0

@@ -1,8 +1,8 @@
-"""Activations in fewer bits, for products with quantised weights.
+"""Quantisation of activations, for products with quantised weights.
 
-Scales are found anew for each row, or for each group of a row, so that a row's numbers depend on
-no other row; only float8 with a scale that came with the checkpoint has one for all. Symmetric:
-what is quantised times its scale is about the input. Knows no weights.
+Scales are computed for each row, or each group of a row, so that a row does not depend on other
+rows; only float8 with a static scale from the checkpoint has one for all rows. Symmetric: the
+quantised value times its scale approximates the input. Knows no weights.
 
 Legend: T rows, I inputs, G groups of a row.
 """
@@ -17,9 +17,9 @@ from remora.kernels.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
 
 
 def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows to int8, halves to the even side.
+    """Round rows to int8, ties to even.
 
-    x:  [T, I] of any float type, each row in one piece
+    x:  [T, I] of any float type, each row contiguous
     Returns ([T, I] int8 within +-127, scales [T] float32: the row's largest number / 127).
     """
     if by_triton(x.device):
@@ -32,8 +32,8 @@ def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantise_fp8(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round rows to float8_e4m3fn.
 
-    x:      [T, I] of any float type, each row in one piece
-    scale:  [1] float32 for all rows; numbers beyond it become the largest. None = of each row
+    x:      [T, I] of any float type, each row contiguous
+    scale:  [1] float32, static scale of all rows; larger inputs saturate; None = one per row
     Returns ([T, I] float8_e4m3fn, scales [T] float32, or `scale`).
     """
     if by_triton(x.device):
@@ -46,8 +46,8 @@ def quantise_fp8(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor
 def quantise_fp8_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows to float8_e4m3fn with a scale for each 128 inputs.
 
-    x:  [T, I] of any float type, each row in one piece
-    Returns ([T, I] float8_e4m3fn, scales [G, T] float32: those of neighbouring rows lie together).
+    x:  [T, I] of any float type, each row contiguous
+    Returns ([T, I] float8_e4m3fn, scales [G, T] float32: a group's scales are contiguous).
     """
     if by_triton(x.device):
         from remora.kernels.gpu import quantise

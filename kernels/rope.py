@@ -1,11 +1,11 @@
-"""Rotary position embedding (arXiv:2104.09864): pairs of a head's elements are turned.
+"""Rotary position embedding (arXiv:2104.09864): rotates pairs of a head's elements.
 
-Half-split, element i turns with element i + P, or interleaved, 2 i with 2 i + 1. The P pairs are a
-head's first elements; what follows them is left as it is (partial rotation). Knows angles only as
-cosines and sines; which angle belongs to which position is decided in `engine/layers/rotary.py`.
+Pairs are elements i and i + P (half-split) or 2 i and 2 i + 1 (interleaved). The P pairs are a
+head's first elements; the others are not rotated (partial rotation). Knows angles only as cosines
+and sines, which `engine/layers/rotary.py` computes from positions.
 
-On a GPU the kernel is that of `gpu/rope.py`, where there is triton: for float32, float16 and
-bfloat16. It rounds once, the reference twice.
+With Triton the kernel is that of `gpu/rope.py`, for float32, float16 and bfloat16. It rounds once,
+the reference twice.
 
 Legend: P pairs.
 """
@@ -21,7 +21,7 @@ from remora.kernels.dispatch import by_triton
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate every head of every token by its token's angles.
 
-    x:         [num_tokens, num_heads, head_dim]; heads may lie in a wider tensor
+    x:         [num_tokens, num_heads, head_dim]; any token and head stride
     cos, sin:  [num_tokens, P] in the dtype of `x`; at most head_dim / 2 pairs
     Returns a new contiguous tensor [num_tokens, num_heads, head_dim].
     """
@@ -53,7 +53,7 @@ def apply_rope_reference(
 
 
 def _pairs(x: Tensor, pairs: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return views of the first and of the second element of each pair."""
+    """Return views of the first and second elements of the pairs."""
     if interleaved:
         return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
     return x[..., :pairs], x[..., pairs : 2 * pairs]

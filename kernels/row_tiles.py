@@ -1,7 +1,7 @@
-"""Rows of a batch, sorted by the slot of their adapter and cut into tiles of one slot each.
+"""Rows of a batch, sorted by adapter slot and cut into tiles of one slot each.
 
-A kernel takes a tile for each program, so one launch covers all adapters of a step. Cut once for a
-step, on the host. Knows nothing of what is multiplied.
+Each program of a kernel computes one tile, so one launch covers all adapters of a step. Tiles are
+cut once per step on the host. Knows nothing of the products.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MANY_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Which rows each tile has. More tiles than needed may follow, with empty ranges.
+    """Tiles and their rows. Further tiles with empty ranges may follow.
 
-    rows:   [count] int32, sorted by slot; rows of no adapter are not among them
+    rows:   [count] int32, sorted by slot, without rows of no adapter
     tiles:  [num_tiles, 3] int32: a slot, counted from 0, and the half-open range of `rows`
     size:   most rows of a tile
     """
@@ -34,7 +34,7 @@ class RowTiles:
 
     @classmethod
     def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowTiles:
-        """Cut rows into tiles and bring them to the device.
+        """Cut rows into tiles and copy them to the device.
 
         slots:  [T], counted from 1; 0 = no adapter
         """
@@ -63,5 +63,5 @@ def cut_tiles(
 
 
 def tile_size(num_rows: int) -> int:
-    """Return how many rows of one adapter are computed together: few in decode steps."""
+    """Return the rows of a tile: small tiles for decode steps."""
     return SMALL_TILE if num_rows < MANY_ROWS else LARGE_TILE

@@ -1,13 +1,12 @@
-"""From logits to token ids, row by row, without a sort of the vocabulary.
+"""Samples token ids from logits, row by row, without sorting the vocabulary.
 
-Batch-invariant: what a row gets depends on that row's numbers alone. So there is no reduction
-that torch may split differently when there are more rows, and rows that need a wider search than
-their neighbours decide so by themselves.
+Batch-invariant: a row's result depends only on that row. No reduction is used that torch may split
+differently for more rows, and every row decides by itself whether it needs a wider search.
 
 Every filter (top-k, top-p, min-p) is one threshold on the row's scaled logits, and tokens equal to
-the threshold stay, so ties never depend on the order in which a selection algorithm met them.
-Tokens are then drawn by inverting the running sum in the order of token ids, with one number of
-[0, 1) per row. Knows nothing of requests, seeds or counts. The reference of `cpu/sampling.py`.
+the threshold stay, so ties do not depend on the order of a selection algorithm. Tokens are drawn by
+inverting the running sum in the order of token ids, with one number of [0, 1) per row. Knows
+nothing of requests, seeds or counts. Specifies `cpu/sampling.py`.
 
 Legend: R rows, V vocabulary, N edits, C candidates, K of the top.
 """
@@ -23,18 +22,18 @@ from torch import Tensor
 from remora.kernels.dispatch import by_triton
 from remora.kernels.grammar_mask import mask_tokens as mask_tokens
 
-# Width of the blocks in which rows are reduced: a two-level search reads the vocabulary once, in
-# a form that vectorises (argmax over 8 x 49152 takes a tenth of torch's own).
+# Width of the blocks of a row: a two-level search reads the vocabulary once and vectorises (argmax
+# over 8 x 49152 takes a tenth of torch's time).
 BLOCK = 128
-# Candidates that a truncated row looks at: 64, then 8 times as many until they are enough.
+# Candidates of a truncated row: 64, then 8 times as many until they suffice.
 FIRST_CANDIDATES, GROWTH = 64, 8
 
 
 def greedy(logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the id of each row's greatest logit [R], the lowest among equals.
 
-    Also returns whether the row is good [R]: not so if it holds a NaN or an infinity, or only -inf;
-    its id then means nothing.
+    Also return whether the row is good [R]: it has no NaN or infinity, and not only -inf. The id of
+    a row that is not good is undefined.
     """
     best, ids = argmax(logits)
     return ids.cpu().numpy(), best.isfinite().cpu().numpy()
@@ -49,14 +48,14 @@ def choose(
     top_p: npt.NDArray[np.float64],
     min_p: npt.NDArray[np.float32],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Choose one id per row [R]: the greatest logit's, or one drawn from what the filters leave.
+    """Sample one id per row [R]: the greatest logit's, or a draw from the filtered tokens.
 
     logits:       [R, V] float32; may be overwritten
     temperature:  [R]; 0 = greedy (the lowest id among equals), else at least 1e-5
-    uniforms:     [R] in [0, 1); of rows that draw
+    uniforms:     [R] in [0, 1); not read for greedy rows
     others:       [R] as in `draw_truncated`; top_p 1 and min_p 0 = off
 
-    Also returns whether the row is good [R], as `greedy` does.
+    Also return whether the row is good [R], as `greedy` does.
     """
     token_ids, is_good = greedy(logits)
     is_random = is_good & (temperature > 0)
@@ -80,7 +79,7 @@ def choose(
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's greatest logit [R] and its id [R]; the lowest id among equals.
 
-    The value is NaN where the row holds a NaN; the id then means nothing.
+    The value is NaN if the row holds a NaN; the id is then undefined.
     """
     blocks = _in_blocks(logits, fill=-torch.inf)
     values, block = blocks.amax(2).max(1)
@@ -91,8 +90,8 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 def add_at(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     """Add values [N] to logits[rows, ids], in place. A (row, id) pair occurs at most once.
 
-    Adding -inf bans a token and leaves a NaN a NaN, so that it is still noticed. The kernel of
-    `gpu/logit_edits.py` passes over entries of a row below 0.
+    Adding -inf bans a token and keeps a NaN detectable. The kernel of `gpu/logit_edits.py` skips
+    entries with a row below 0.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import logit_edits
@@ -112,15 +111,15 @@ def penalize(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Penalise tokens that have occurred, in place; all arguments but `logits` are [N].
+    """Penalise occurred tokens, in place; all arguments but `logits` are [N].
 
-    rows, ids:   where; one entry for each distinct token of a row's prompt and output
-    counts:      occurrences in the output alone
+    rows, ids:   one entry for each distinct token of a row's prompt and output
+    counts:      occurrences in the output only
     repetition:  positive logits are divided by it, the others multiplied
     presence:    subtracted once if the output holds the token
     frequency:   subtracted once per occurrence in the output
 
-    The kernel of `gpu/logit_edits.py` passes over entries of a row below 0.
+    The kernel of `gpu/logit_edits.py` skips entries with a row below 0.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import logit_edits
@@ -159,12 +158,12 @@ def draw_truncated(
     top_p: Tensor,
     min_p: Tensor,
 ) -> Tensor:
-    """Draw one id [R] per row from what top-k, then top-p, then min-p leave of the row.
+    """Draw one id [R] per row after top-k, then top-p, then min-p filtering.
 
     As `draw`, and:
     top_k:  [R] int64; the k greatest, equals of the last included; 0 = all
-    top_p:  [R] float64; of those, the fewest likeliest ones that hold this share of their mass
-    min_p:  [R]; of those, the ones at least this fraction as probable as the most probable
+    top_p:  [R] float64; of those, the smallest set of likeliest ones with this share of their mass
+    min_p:  [R]; of those, tokens at least this fraction as probable as the most probable
     """
     scaled = logits.div_(temperature[:, None])
     vocab_size = scaled.shape[1]
@@ -182,7 +181,7 @@ def draw_truncated(
         threshold, is_final = _threshold(
             values, mass[here], top_k[here], top_p[here], min_p[here], is_all=size == vocab_size
         )
-        # What is drawn for a row that is not final is overwritten by its next, wider round.
+        # The draw of a row that is not final is overwritten in its next, wider round.
         token_ids[here] = _pick_by_id(values, ids, threshold, uniforms[here])
         is_pending[here] = ~is_final
     return token_ids
@@ -193,7 +192,7 @@ def token_logprobs(
 ) -> tuple[
     npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]
 ]:
-    """Describe the chosen tokens [R] and the most likely ones of softmax(logits).
+    """Return log-probabilities of the chosen tokens and of the likeliest ones.
 
     Returns the tokens' log-probabilities [R] and ranks [R] (1 = no logit is greater), and the ids
     and log-probabilities [R, K] of the K = min(num_top, V) likeliest, lower ids first among equals.
@@ -211,27 +210,27 @@ def token_logprobs(
 
 
 def _in_blocks(rows: Tensor, *, fill: float) -> Tensor:
-    """View [R, V] as [R, blocks, BLOCK]; a vocabulary that does not divide is copied and padded."""
+    """View [R, V] as [R, blocks, BLOCK]; other vocabularies are copied and padded."""
     missing = -rows.shape[1] % BLOCK
     padded = F.pad(rows, (0, missing), value=fill) if missing else rows
     return padded.reshape(len(padded), padded.shape[1] // BLOCK, BLOCK)
 
 
 def _take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Select rows by ascending distinct `index`, without a copy when these are all."""
+    """Select rows by ascending distinct `index`, without a copy if it selects all."""
     return tensor if len(index) == len(tensor) else tensor[index]
 
 
 def _search(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Find where the running sum of weights [R, C] passes `fraction` [R] of its total.
 
-    Returns the index [R], always of a positive weight, and how far into that weight the point
-    lies, as a fraction again.
+    Returns the index [R], always of a positive weight, and the point's position in that weight
+    as a fraction.
     """
     mass = weights.cumsum(1, dtype=torch.float64)
     total = mass[:, -1:]
     target = fraction[:, None] * total
-    # The second count is the last positive weight: rounding must not carry us past it.
+    # The second count is the last positive weight: rounding must not lead past it.
     index = torch.minimum((mass <= target).sum(1), (mass < total).sum(1))[:, None]
     weight = weights.gather(1, index).double()
     into = (target - (mass.gather(1, index) - weight)) / weight
@@ -269,9 +268,9 @@ def _row_mass(scaled: Tensor, *, is_needed: Tensor) -> Tensor:
 
 
 def _top_values(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the `size` greatest values [R, size] of each row, falling, and their places.
+    """Return the `size` greatest values [R, size] of each row, descending, and their indices.
 
-    Which of several equals of the last one are among them is left open.
+    The choice among equals of the last one is undefined.
     """
     blocks = _in_blocks(rows, fill=-torch.inf)
     if blocks.shape[1] <= 2 * size:
@@ -289,10 +288,10 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """Return the least logit [R, 1] that all filters keep, and whether it is final [R].
 
-    values: [R, C] the row's greatest scaled logits, falling; `is_all`: C is the vocabulary
-    mass:   [R] of the whole row, as `_row_mass`; read where top-p works without top-k
+    values: [R, C] the row's greatest scaled logits, descending; `is_all`: C is the vocabulary
+    mass:   [R] of the whole row, from `_row_mass`; read for top-p without top-k
 
-    It is not final when tokens beyond the candidates may be above it, or would count.
+    It is not final if tokens beyond the candidates could reach it or add to the mass.
     """
     size = values.shape[1]
     last = values[:, -1:]
@@ -321,7 +320,7 @@ def _top_ids(values: Tensor, num_top: int) -> Tensor:
     top, ids = _top_values(values, num_top)
     num_reaching = (values >= top[:, -1:]).count_nonzero(1)
     for row in (num_reaching > num_top).nonzero().squeeze(1).tolist():
-        # More tokens equal the last than there are places: the lowest ids get them.
+        # More tokens equal the last value than there are places: keep the lowest ids.
         candidates = (values[row] >= top[row, -1]).nonzero().squeeze(1)
         order = values[row, candidates].argsort(descending=True, stable=True)
         ids[row] = candidates[order[:num_top]]

@@ -1,7 +1,7 @@
-"""Which make of GPU a tensor lies on, as far as launches differ between makes.
+"""GPU architectures, as far as launch parameters differ between them.
 
-Launch tables are keyed by it, are checked in and are never tuned while serving. An entry must fit
-the shared memory of its make.
+Launch tables are keyed by architecture and checked in; nothing is tuned while serving. An entry
+must fit the architecture's shared memory.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 
 
 class Arch(Enum):
-    """A make of GPU."""
+    """A GPU architecture."""
 
     AMPERE = "sm_80"  # A100
     HOPPER = "sm_90"  # H100, H200
     BLACKWELL = "sm_100"  # B200
-    SMALL = "sm_120"  # and sm_86, sm_89: cards for desks, L4, L40
+    SMALL = "sm_120"  # also sm_86, sm_89: workstation cards, L4, L40
     CDNA = "gfx942"  # MI300
 
     @property
     def shared_bytes(self) -> int:
-        """Most bytes of shared memory that a block may have."""
+        """Largest shared memory of a block."""
         return _SHARED_KIB[self] * 1024
 
 
@@ -39,7 +39,7 @@ _CAPABILITIES = {(8, 0): Arch.AMPERE, (9, 0): Arch.HOPPER, (10, 0): Arch.BLACKWE
 
 @cache
 def arch_of(device: torch.device) -> Arch:
-    """Return the make of a device; where kernels are interpreted, what stands in for one."""
+    """Return the architecture of a device; HOPPER for interpreted kernels."""
     if device.type != "cuda":
         return Arch.HOPPER
     if torch.version.hip is not None:
@@ -48,7 +48,7 @@ def arch_of(device: torch.device) -> Arch:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the tensor cores of a device multiply float8_e4m3fn; CDNA's have other formats."""
+    """Return whether tensor cores multiply float8_e4m3fn; CDNA's have other formats."""
     arch = arch_of(device)
     if arch is Arch.SMALL and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,4 +1,4 @@
-"""Storing of K and V on a GPU: the kernel of `kernels/kv_store.py`, which specifies it.
+"""Triton kernel of `kernels/kv_store.py`, which specifies it.
 
 Legend, and suffixes of blocks: as in `heads.py`; T tokens, K K/V heads.
 """
@@ -20,8 +20,8 @@ def store_kv(
 ) -> None:
     """Write K and V of tokens to their slots.
 
-    key, value:  [T, K, D], a head in one piece
-    kv_pages:    [2, pages, page_size, K, D]; all pages of K in one piece, and of V
+    key, value:  [T, K, D], each head contiguous
+    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
     slots:       [T] int64
     scales:      [2, pages, page_size, K] float32 of int8 and fp8
     """
@@ -53,9 +53,9 @@ def store_kv(
 
 
 def slot_memory(kv_pages: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor, str]:
-    """Return pages and scales as kernels take them, and the format of `store_in_slot`.
+    """Return pages and scales for kernels, and the format for `store_in_slot`.
 
-    fp8 is written as bytes; what stands for scales where there are none is not looked at.
+    fp8 pages are viewed as bytes; without scales, pages are a placeholder that is not read.
     """
     assert kv_pages[0].is_contiguous()
     quantised = FORMATS.get(kv_pages.dtype, "no")

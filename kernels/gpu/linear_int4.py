@@ -1,9 +1,9 @@
-"""Products with int4 weights on a GPU, for `linear_quant.py`.
+"""Triton kernel of `linear_quant` for int4 weights.
 
-Weights are read as bytes and made in registers: the low halves of a block of bytes are a block of
-inputs in order, the high ones the next. A number below 16 in the last bits of a constant's fraction
-is that constant plus the number, which takes one instruction; what is left after its zero point is
-taken away is exact, so scales wait for the sum of a group and are applied in float32.
+Weights are read as bytes and widened in registers: the low halves of a block of bytes are a block
+of consecutive inputs, the high halves the next. A 4-bit number or-ed into the last fraction bits of
+a constant yields the constant plus the number in one instruction; subtracting the zero point is
+exact, so scales are applied to a group's sum in float32.
 
 Legend, and suffixes of blocks: as in `products.py`; H inputs of half a run (`Int4Weight`).
 """
@@ -32,8 +32,7 @@ from remora.kernels.gpu.products import (
 from remora.kernels.quant_formats import MAX_HALF, Int4Weight
 
 MANY_ROWS = 128
-# Inputs of a block are a run, at most 128. Weights have half a byte each, so more stages than
-# elsewhere are on their way.
+# A block of inputs is a run of at most 128. 4-bit weights are small, so there are more stages.
 LAUNCHES = table(
     TileLaunch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=6),
     TileLaunch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=5),
@@ -47,7 +46,7 @@ LAUNCHES = table(
     },
 )
 WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=2 * MAX_HALF, num_warps=4, num_stages=2)
-# Numbers of a format whose last bit counts as one: their bits, and what they are.
+# The number of each format whose last fraction bit counts as 1: its bits and its value.
 MAGIC = {
     torch.bfloat16: (0x4300, 128.0),
     torch.float16: (0x6400, 1024.0),
@@ -56,7 +55,7 @@ MAGIC = {
 
 
 def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, y: Tensor) -> None:
-    """Do what `linear_quant` does with an int4 weight, into `y`."""
+    """Compute `linear_quant` with an int4 weight into `y`."""
     (rows, inputs), columns = x.shape, len(weight.values)
     assert x.stride(1) == 1
     arch = arch_of(x.device)
@@ -120,7 +119,7 @@ def int4_kernel(
     GROUP: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ) -> None:
-    """Program (tile, split); a step is a run, whose halves are in one group or in two."""
+    """Program (tile, split); a step is a run, whose halves belong to one group or two."""
     from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
     row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
     column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1)
@@ -140,8 +139,10 @@ def int4_kernel(
         if GROUP_SIZE == H:
             next_C = tl.minimum(run // GROUP_SIZE + 1, groups - 1) * columns + column_C
             high_zero_C = tl.load(zeros + next_C)
-        low_CH = made(bytes_CH & 15, low_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty)
-        high_CH = made(bytes_CH >> 4, high_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty)
+        low_CH = widened(bytes_CH & 15, low_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty)
+        high_CH = widened(
+            bytes_CH >> 4, high_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty
+        )
         low_sum_CR = tl.dot(low_CH, low_HR, input_precision="ieee")
         scale_C = tl.load(scales + at_C).to(tl.float32)
         if GROUP_SIZE == H:
@@ -157,7 +158,7 @@ def int4_kernel(
 
 
 @triton.jit
-def made(
+def widened(
     nibble_CH: tl.tensor,
     zero_C: tl.tensor,
     MAGIC_BITS: tl.constexpr,
@@ -165,7 +166,7 @@ def made(
     IS_WIDE: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """Return numbers below 16 less their zero points, as floats."""
+    """Return 4-bit numbers minus their zero points, as floats."""
     if IS_WIDE:
         bits_CH = nibble_CH.to(tl.uint32) | MAGIC_BITS
     else:

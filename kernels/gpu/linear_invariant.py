@@ -1,8 +1,8 @@
-"""Products whose rows do not depend on each other, on a GPU, for `kernels/linear_invariant.py`.
+"""Triton kernel of `kernels/linear_invariant.py`: batch-invariant products.
 
-One tile for any number of rows, and one order of sums: inputs are summed in parts of a fixed
-length, each from zero, and the parts are added up in order. Whether a program makes all parts of a
-tile, or one, because there are too few tiles to fill the GPU, does not change the bits.
+The tile and the order of sums are the same for any number of rows: inputs are summed in parts of a
+fixed length, each from zero, and the parts are added in order. Whether a program computes all parts
+of a tile, or one part because there are too few tiles to fill the GPU, does not change the bits.
 
 Legend, and suffixes of blocks: as in `products.py`.
 """
@@ -27,13 +27,13 @@ from remora.kernels.gpu.products import (
 )
 
 PART = 1024  # inputs
-ENOUGH_TILES = 132  # one for each multiprocessor of an H200
+ENOUGH_TILES = 132  # one per multiprocessor of an H200
 LAUNCH = TileLaunch(rows=64, columns=128, inputs=64, num_warps=4, num_stages=4)
 WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """Do what `linear_invariant` does, into `y`."""
+    """Compute `linear_invariant` into `y`."""
     if y.numel() == 0:
         return
     (rows, inputs), columns = x.shape, len(weight)
@@ -85,7 +85,7 @@ def invariant_kernel(
     GROUP: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ) -> None:
-    """Program (tile, split), a split being one part or all."""
+    """Program (tile, split), where a split is one part or all."""
     from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
     row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
     column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)

@@ -1,10 +1,10 @@
-"""Products with int8 and float8 weights on a GPU: the kernels of `kernels/linear_quant.py`.
+"""Triton kernels of `kernels/linear_quant.py` for int8 and float8 weights.
 
-Rows are quantised by a launch of their own (`quantise.py`), then multiplied by tensor cores of 8
-bits, which read weights as they lie in memory. Makes without products of float8_e4m3fn turn the
-weight's bits into float16 in registers, and leave rows as they are.
+A separate launch quantises rows (`quantise.py`); then 8-bit tensor cores multiply them with the
+stored weights. GPUs without float8_e4m3fn products widen the weight in registers and do not
+quantise rows.
 
-Sums of float8 go to float32 after 128 inputs at most: Hopper's tensor cores keep fewer bits.
+float8 sums are added to float32 after at most 128 inputs: Hopper's tensor cores keep fewer bits.
 
 Legend, and suffixes of blocks: as in `products.py`.
 """
@@ -44,8 +44,8 @@ from remora.kernels.quant_formats import (
 )
 
 MANY_ROWS = 128
-# Decode reads weights and little else: blocks of 16 KiB of them, in stages enough to have 32 KiB
-# or more on their way to each multiprocessor. Prefill has tiles as large as registers hold.
+# Decode is bound by reading weights: blocks of 16 KiB, with enough stages for 32 KiB or more in
+# flight per multiprocessor. Prefill has the largest tiles that fit into registers.
 LAUNCHES = table(
     TileLaunch(rows=16, columns=64, inputs=256, num_warps=4, num_stages=4),
     TileLaunch(rows=32, columns=64, inputs=256, num_warps=4, num_stages=4),
@@ -55,7 +55,7 @@ LAUNCHES = table(
         Arch.SMALL: (TileLaunch(rows=64, columns=64, inputs=128, num_warps=8, num_stages=4),),
     },
 )
-# A block has the inputs that share a scale.
+# A block of inputs shares a scale.
 BLOCK_LAUNCHES = table(
     TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
     TileLaunch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
@@ -67,18 +67,18 @@ BLOCK_LAUNCHES = table(
         ),
     },
 )
-# Weights in registers, as elements of 16 bits.
-MADE_LAUNCHES = table(
+# Weights widened to 16 bits in registers.
+WIDENED_LAUNCHES = table(
     TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
     TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=3),
     TileLaunch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
 )
-# Of float32, whose products are not made by tensor cores.
+# float32, which tensor cores do not multiply.
 WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
 
 
 def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor) -> None:
-    """Do what `linear_quant` does, into `y`."""
+    """Compute `linear_quant` into `y`."""
     if y.numel() == 0:
         return
     if isinstance(weight, Int4Weight):
@@ -87,7 +87,7 @@ def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor)
         values, scales = quantise_rows(x, torch.int8)
         multiply_scaled(values, scales, weight.values, weight.scales, bias, y)
     elif not has_fp8(x.device):
-        multiply_made(x, weight, bias, y)
+        multiply_widened(x, weight, bias, y)
     elif isinstance(weight, Fp8Weight):
         values, scales = quantise_rows(x, torch.float8_e4m3fn, weight.input_scale)
         multiply_scaled(values, scales, weight.values, weight.scales, bias, y)
@@ -171,17 +171,17 @@ def multiply_blocks(
         reduce_splits(sums, y, bias=bias)
 
 
-def multiply_made(
+def multiply_widened(
     x: Tensor, weight: Fp8Weight | Fp8BlockWeight, bias: Tensor | None, y: Tensor
 ) -> None:
-    """Multiply rows with a float8 weight whose elements are made in registers."""
+    """Multiply rows with a float8 weight that is widened in registers."""
     (rows, inputs), columns = x.shape, len(weight.values)
     assert x.stride(1) == 1
     arch = arch_of(x.device)
-    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(MADE_LAUNCHES, arch, rows)
+    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(WIDENED_LAUNCHES, arch, rows)
     grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
     sums = sums_of(grid, x, columns)
-    made_kernel[(grid.tiles, grid.splits)](
+    widened_kernel[(grid.tiles, grid.splits)](
         x,
         weight.values.view(torch.uint8),
         weight.scales,
@@ -206,12 +206,12 @@ def multiply_made(
 
 
 def most_splits(launch: TileLaunch) -> int:
-    """Return how many splits the sums of a product may have: many rows have tiles enough."""
+    """Return the largest number of splits: products of many rows have enough tiles."""
     return MAX_SPLITS if launch.rows < MANY_ROWS else 1
 
 
 def sums_of(grid: Grid, x: Tensor, columns: int) -> Tensor | None:
-    """Return memory for the sums of splits, or None where there is one."""
+    """Return memory for the sums of splits; None for a single split."""
     if grid.splits == 1:
         return None
     return x.new_empty((grid.splits, len(x), columns), dtype=torch.float32)
@@ -308,7 +308,7 @@ def blocks_kernel(
 
 
 @triton.jit
-def made_kernel(
+def widened_kernel(
     x: tl.tensor,
     w: tl.tensor,
     w_scales: tl.tensor,
@@ -327,7 +327,7 @@ def made_kernel(
     GROUP: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ) -> None:
-    """Program (tile, split); without blocks each column has a scale."""
+    """Program (tile, split); without blocks every column has one scale."""
     from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
     row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
     column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
@@ -352,6 +352,6 @@ def made_kernel(
 
 @triton.jit
 def e4m3_by_256(bits: tl.tensor) -> tl.tensor:
-    """Return float8_e4m3fn numbers / 256 in float16, whose exponent has that much more bias."""
+    """Return float8_e4m3fn numbers / 256 in float16, whose exponent bias is larger by 8."""
     wide = bits.to(tl.uint16)
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)

@@ -1,15 +1,15 @@
-"""Low-rank updates on a GPU: the kernels of `LowRankSlots`, whose torch code is the specification.
+"""Triton kernels of `LowRankSlots`, whose torch code specifies them.
 
-Two launches for all adapters of a step. `shrink` makes A x of every tile of rows, `expand` adds
-B (A x) to the rows' outputs, in place. Few rows are too few programs to fill a GPU, so `shrink`
-divides their inputs into splits, which `expand` adds up in order: no atomics, the same bits each
-time. What lies beyond an adapter's rank is neither read nor computed, and rows of no adapter are in
-no tile. Sums are float32; A x is rounded to the format of B before it is multiplied.
+Two launches for all adapters of a step: `shrink` computes A x of every tile of rows, `expand` adds
+B (A x) to the rows' outputs in place. Few rows are too few programs to fill a GPU, so `shrink`
+divides their inputs into splits, which `expand` adds in order: without atomics, the bits are
+reproducible. Ranks beyond an adapter's are neither read nor computed, and rows without an adapter
+are in no tile. Sums are float32; A x is rounded to the format of B before the second product.
 
-Nothing here waits for the device or depends on values that are on it, so launches may be captured
-in a graph that runs again with other rows and tiles in the same memory.
+Launches do not depend on device values, so they can be captured in a graph and replayed with other
+rows and tiles in the same memory.
 
-Legend, and suffixes of blocks: N slots, I inputs, O outputs, P parts, r most ranks of a part, T
+Legend, and suffixes of blocks: N slots, I inputs, O outputs, P parts, r largest rank of a part, T
 rows, S splits; M rows of a tile, K inputs, R ranks, C columns of a block.
 """
 
@@ -27,10 +27,10 @@ from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
 
 @dataclass(frozen=True, slots=True)
 class LoRALaunch:
-    """How tiles of a size are computed.
+    """Launch parameters for a tile size.
 
     inputs, columns:  of a block of 16-bit elements, powers of two
-    max_splits:       of the inputs
+    max_splits:       most splits of the inputs
     """
 
     inputs: int
@@ -40,9 +40,9 @@ class LoRALaunch:
     num_stages: int
 
     def options(self, element_bytes: int) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change.
+        """Return Triton's launch options; fusion is explicit because its default may change.
 
-        Wide elements are spread over more warps, whose registers would not hold them else.
+        32-bit elements need more warps to fit into registers.
         """
         return {
             "num_warps": self.num_warps * element_bytes // 2,
@@ -56,24 +56,23 @@ LAUNCHES = {  # by the size of tiles
     LARGE_TILE: LoRALaunch(inputs=64, columns=128, max_splits=1, num_warps=4, num_stages=3),
 }
 MIN_SPLIT = 512  # inputs
-MIN_BLOCK, MAX_BLOCK = 16, 64  # ranks: what a product of blocks needs at least, and what fits
+MIN_BLOCK, MAX_BLOCK = 16, 64  # ranks: minimum of tl.dot, maximum of registers
 
 
 def splits_of(inputs: int, tiles: RowTiles) -> int:
-    """Return into how many splits `shrink` divides the inputs; 1 for `look_up`."""
+    """Return the number of splits of the inputs in `shrink`; `look_up` has 1."""
     return min(LAUNCHES[tiles.size].max_splits, _blocks(inputs, MIN_SPLIT))
 
 
 def shrink(
     x: Tensor, a: Tensor, ranks: Tensor, tiles: RowTiles, shrunk: Tensor, *, max_rank: int
 ) -> None:
-    """Multiply rows with the A of their adapters.
+    """Multiply rows with their adapters' A.
 
-    x:       [T, I], each row in one piece
+    x:       [T, I], each row contiguous
     a:       [N, P * max_rank, I]
     ranks:   [N] int32
-    shrunk:  [rows of tiles or more, S, P * max_rank] float32; what lies beyond an adapter's rank is
-             not written
+    shrunk:  [>= rows of tiles, S, P * max_rank] float32; ranks beyond an adapter's are not written
     """
     _, width, inputs = a.shape
     launch, splits = LAUNCHES[tiles.size], shrunk.shape[1]
@@ -104,7 +103,7 @@ def shrink(
 def look_up(
     token_ids: Tensor, a: Tensor, ranks: Tensor, tiles: RowTiles, shrunk: Tensor, *, max_rank: int
 ) -> None:
-    """Do what `shrink` does where inputs are one-hot.
+    """Do what `shrink` does for one-hot inputs.
 
     token_ids:  [T] int64, each below I
     shrunk:     as in `shrink`, with one split
@@ -130,13 +129,13 @@ def look_up(
 def expand(
     shrunk: Tensor, b: Tensor, ranks: Tensor, bounds: Tensor, tiles: RowTiles, y: Tensor
 ) -> None:
-    """Multiply what was shrunk with the B of the rows' adapters, and add it to their outputs.
+    """Multiply the result of `shrink` with the adapters' B and add it to the outputs.
 
-    shrunk:  [rows of tiles or more, S, P * max_rank] float32
+    shrunk:  [>= rows of tiles, S, P * max_rank] float32
     b:       [N, blocks, max_rank, columns of a block], as in `LowRankSlots`
     ranks:   [N] int32
-    bounds:  [P + 1] int32, where each part's columns begin
-    y:       [T, O], each row in one piece; changed in place
+    bounds:  [P + 1] int32, first column of each part
+    y:       [T, O], each row contiguous; changed in place
     """
     _, num_blocks, max_rank, block = b.shape
     launch = LAUNCHES[tiles.size]
@@ -166,7 +165,7 @@ def expand(
 
 
 def rank_block(max_rank: int) -> int:
-    """Return how many ranks of a part are computed together."""
+    """Return the ranks of a block."""
     return min(MAX_BLOCK, max(MIN_BLOCK, 1 << (max_rank - 1).bit_length()))
 
 
@@ -285,7 +284,7 @@ def expand_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Program (tile, block of columns), which may lie in several parts."""
+    """Program (tile, block of columns, which may span several parts)."""
     tile = tiles + tl.program_id(0) * 3
     slot, first, stop = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
     rank = tl.load(ranks + slot)

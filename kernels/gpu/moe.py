@@ -1,10 +1,9 @@
-"""A layer of experts on a GPU: the kernels of `kernels/moe.py`.
+"""Triton kernels of `kernels/moe.py`.
 
-Pairs of a token and an expert are sorted into blocks (`moe_align.py`). A program multiplies a block
-of rows with some columns of its expert's weight, transposed as in `products.py`; the first product
-makes gates and ups of the same columns together and writes at once what gates let through, the
-second writes what an expert gives to a token to a row of its own, and a last launch adds those up
-in order.
+Token-expert pairs are sorted into blocks (`moe_align.py`). A program multiplies a block of rows
+with some columns of its expert's weight, transposed as in `products.py`. The first product computes
+gates and ups of the same columns together and writes the gated result; the second writes each
+pair's output to a row, and a last launch sums these in order.
 
 Legend, and suffixes of blocks: R rows of a block, C columns (outputs), K inputs of a block.
 """
@@ -32,8 +31,8 @@ from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.moe_weights import Biases, ExpertWeight, values_of
 from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 
-# By the rows of a block. Columns are those of gates, and as many of ups; inputs of 16-bit elements.
-# Decode has a few rows for each expert and reads weights: 16 KiB and more of them in a stage.
+# By rows of a block, for 16-bit elements; ups add as many columns as gates. Decode has few rows per
+# expert and is bound by reading weights: 16 KiB or more per stage.
 LAUNCHES = table(
     TileLaunch(rows=16, columns=32, inputs=128, num_warps=4, num_stages=4),
     TileLaunch(rows=32, columns=64, inputs=128, num_warps=4, num_stages=3),
@@ -51,8 +50,8 @@ FP8_LAUNCHES = table(
     but={Arch.SMALL: (TileLaunch(rows=64, columns=32, inputs=BLOCK, num_warps=8, num_stages=4),)},
 )
 WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
-INVARIANT_PAIRS = 24  # of an expert, as it were, when blocks must be the same for any number
-COMBINED = 1024  # columns of a program that adds up
+INVARIANT_PAIRS = 24  # assumed per expert, so that invariant blocks do not depend on the batch
+COMBINED = 1024  # columns of a program that sums outputs
 
 
 def moe(
@@ -68,11 +67,11 @@ def moe(
     first_expert: int,
     invariant: bool,
 ) -> None:
-    """Do what `moe` does, into `y`."""
+    """Compute `moe` into `y`."""
     if y.numel() == 0:
         return
     if isinstance(gate_up, Fp8BlockWeight) and not has_fp8(x.device):
-        raise NotImplementedError("this GPU has no products of float8_e4m3fn, which experts need")
+        raise NotImplementedError("this GPU has no float8_e4m3fn products; use weights of 16 bits")
     assert x.stride(1) == 1
     assert ids.is_contiguous()
     assert weights.is_contiguous()
@@ -101,7 +100,7 @@ def moe(
 
 
 def launch_of(x: Tensor, pairs: int, weight: ExpertWeight) -> TileLaunch:
-    """Return how blocks are computed that hold what an expert has on average, and some more."""
+    """Return the launch whose blocks hold 1.25 times the average pairs of an expert."""
     if isinstance(weight, Tensor) and x.itemsize == 4:
         return WIDE_LAUNCH
     launches = FP8_LAUNCHES if isinstance(weight, Fp8BlockWeight) else LAUNCHES
@@ -120,8 +119,8 @@ def multiply(
 ) -> None:
     """Multiply rows with their experts' weights.
 
-    gating:  from rows of tokens to rows of blocks, through gates; None = from rows of blocks to
-             rows of pairs
+    gating:  reads rows of tokens and writes gated rows of blocks; None = reads rows of blocks and
+             writes rows of pairs
     """
     is_gated = gating is not None
     through = gating or SILU
@@ -242,7 +241,7 @@ def through_gates(
     OFFSET: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> tl.tensor:
-    """Do what `Gating` says."""
+    """Apply `Gating`."""
     if LIMIT is not None:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
@@ -259,7 +258,7 @@ def store_rows(
     columns: int,
     C: tl.constexpr,
 ) -> None:
-    """Store columns of rows wherever they belong."""
+    """Store columns of rows at their destinations."""
     column_C = from_column + tl.arange(0, C)
     to_RC = y + (to_R.to(tl.int64) * columns)[:, None] + column_C[None, :]
     is_there_RC = is_row_R[:, None] & (column_C < columns)[None, :]

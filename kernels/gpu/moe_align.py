@@ -1,8 +1,8 @@
-"""Pairs of a token and an expert sorted by expert, in blocks of one expert each, on a GPU.
+"""Triton kernels that sort token-expert pairs by expert into blocks of one expert each.
 
-Nothing waits for the device: memory is of the largest size that may be needed, and what is not says
-so. No atomics: a pair's place is the count of those before it, so it is the same each time. Few
-pairs are sorted by one program; many in chunks, in three launches: count, add up, place.
+Nothing waits for the device: memory has the largest possible size, and unused blocks are marked. No
+atomics: a pair's place is the number of pairs before it, so it is reproducible. One program sorts
+few pairs; many are sorted in chunks by three launches: count, prefix sums, place.
 
 Legend, and suffixes of blocks: E experts (a power of two), P pairs, B blocks of rows, C chunks.
 """
@@ -16,17 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_FEW = 1024  # pairs that one program sorts
-CHUNK = 1024  # pairs of a program, where there are several
-CELLS = 4096  # of a table of pairs x experts, that a program holds at a time
+MAX_FEW = 1024  # most pairs that one program sorts
+CHUNK = 1024  # pairs of a program otherwise
+CELLS = 4096  # of a program's table of pairs x experts
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Rows in blocks, each of one expert.
 
-    pairs:    [max_blocks * size] int32, the pair (token * k + place) of each row; num_pairs = none
-    experts:  [max_blocks] int32; -1 = there is no such block, and its rows are not written
+    pairs:    [max_blocks * size] int32, pair (token * k + place) of a row; padding: num_pairs
+    experts:  [max_blocks] int32; -1 = unused, its rows are not written
     """
 
     pairs: Tensor
@@ -42,11 +42,11 @@ class Blocks:
 def align(ids: Tensor, num_experts: int, first_expert: int, size: int) -> Blocks:
     """Sort pairs into blocks.
 
-    ids:   [T, k] int32; pairs of experts beyond those from `first_expert` on are left out
+    ids:   [T, k] int32; only pairs of the experts from `first_expert` on are sorted
     size:  rows of a block, a power of two
     """
     pairs, device = ids.numel(), ids.device
-    # An expert's last block may have but one row.
+    # An expert's last block may have a single row.
     most = min(pairs, (pairs + num_experts * (size - 1)) // size)
     blocks = Blocks(
         pairs=torch.empty(most * size, dtype=torch.int32, device=device),
@@ -128,7 +128,7 @@ def add_up_kernel(
     E: tl.constexpr,
     P: tl.constexpr,
 ) -> None:
-    """One program: counts become those of the chunks before; experts get their first rows."""
+    """One program: counts become prefix sums over chunks; experts get their first rows."""
     expert_E = tl.arange(0, E)
     total_E = tl.full([E], 0, tl.int32)
     for from_chunk in range(0, num_chunks, P):
@@ -173,7 +173,7 @@ def chosen(
     num_experts: int,
     E: tl.constexpr,
 ) -> tl.tensor:
-    """Return a table of ones where a pair has an expert that is held here."""
+    """Return a 0/1 table of pairs and their experts, for experts held here."""
     expert_P = tl.load(ids + pair_P, mask=pair_P < end, other=-1) - first_expert
     is_held_P = (pair_P < end) & (expert_P >= 0) & (expert_P < num_experts)
     return ((expert_P[:, None] == tl.arange(0, E)[None, :]) & is_held_P[:, None]).to(tl.int32)
@@ -189,7 +189,7 @@ def counted(
     E: tl.constexpr,
     P: tl.constexpr,
 ) -> tl.tensor:
-    """Return how many pairs each expert has."""
+    """Return the number of pairs of each expert."""
     count_E = tl.full([E], 0, tl.int32)
     for pair in range(begin, end, P):
         one_PE = chosen(ids, pair + tl.arange(0, P), end, first_expert, num_experts, E)
@@ -208,7 +208,7 @@ def lay_out(
     E: tl.constexpr,
     P: tl.constexpr,
 ) -> tl.tensor:
-    """Give blocks to experts; return the first row of each. Rows to the end of a block are none."""
+    """Assign blocks to experts, pad their last blocks, and return the experts' first rows."""
     last_E = tl.cumsum((count_E + SIZE - 1) // SIZE, axis=0)
     first_E = (last_E - (count_E + SIZE - 1) // SIZE) * SIZE
     for place in range(SIZE - 1):

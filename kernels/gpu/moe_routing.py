@@ -1,7 +1,7 @@
-"""The choice of experts on a GPU: the kernel of `kernels/moe_routing.py`.
+"""Triton kernel of `kernels/moe_routing.py`.
 
-A program for a token, one warp, with all its scores in registers. The best is taken k times, which
-is faster than sorting where k is 8 of 128.
+One program, of one warp, per token, with all scores in registers. It selects the best k times,
+which is faster than sorting for k = 8 of 128.
 
 Legend, and suffixes of blocks: G groups, P experts of a group, E both flat, k experts of a token.
 """
@@ -99,7 +99,7 @@ def route_kernel(
     for nth in tl.static_range(TOP_K):
         best = tl.argmax(choice_E, axis=0)
         weight = tl.sum(tl.where(at_E == best, score_E, 0.0), axis=0)
-        # Where logits are NaN there is no best, but there must be an expert.
+        # NaN logits have no maximum, but the id must be valid.
         expert = tl.minimum(best // P * OF_GROUP + best % P, GROUPS * OF_GROUP - 1)
         id_K = tl.where(at_K == nth, expert, id_K)
         weight_K = tl.where(at_K == nth, weight, weight_K)
@@ -119,7 +119,7 @@ def best_groups(
     G: tl.constexpr,
     P: tl.constexpr,
 ) -> tl.tensor:
-    """Return which groups have the best experts."""
+    """Return a mask of the groups with the best experts."""
     of_group_P, group_G = tl.arange(0, P), tl.arange(0, G)
     sum_G = tl.max(choice_GP, axis=1)
     if GROUP_BEST == 2:

@@ -1,10 +1,9 @@
-"""What products of rows with a weight [outputs, inputs] have in common on a GPU.
+"""Launch parameters and Triton functions that all products with a weight [outputs, inputs] share.
 
-A program makes a tile of y = x W^T, transposed: W x^T. So a weight's outputs are the long side of
-the tensor cores' instruction, and as few as 16 rows make a product without waste; weights that are
-made in registers go there as they are. Few rows are too few tiles to fill a GPU: then the inputs
-are divided into splits, whose sums another launch adds up in order. No atomics, the same bits each
-time.
+A program computes a tile of y = x W^T, transposed: W x^T. A weight's outputs are then the long side
+of the tensor cores' instruction, so that 16 rows suffice, and weights dequantised in registers are
+its register operand. Few rows have too few tiles to fill a GPU; their inputs are divided into
+splits, whose sums another launch adds in order. Without atomics, the bits are reproducible.
 
 Legend, and suffixes of blocks: R rows of a tile, C columns of y (outputs), K inputs of a block.
 """
@@ -20,17 +19,17 @@ from torch import Tensor
 
 from remora.kernels.gpu.arch import Arch
 
-WANTED_PROGRAMS = 264  # two for each multiprocessor of an H200
-MIN_STEPS, MAX_SPLITS = 4, 8  # blocks of inputs of a split; splits
-REDUCED = 512  # columns of a program that adds up splits
-GROUP = 8  # tiles of rows that share what they read of a weight in the second-level cache
+WANTED_PROGRAMS = 264  # two per multiprocessor of an H200
+MIN_STEPS, MAX_SPLITS = 4, 8  # least blocks of inputs per split; most splits
+REDUCED = 512  # columns of a program that adds splits
+GROUP = 8  # tiles of rows that share a weight in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
 class TileLaunch:
-    """How a tile is computed: rows, columns, and inputs of a block, powers of two.
+    """Launch parameters of a tile: rows, columns, and inputs of a block, powers of two.
 
-    num_stages:  of which fewer are taken where a make has too little shared memory
+    num_stages:  upper bound; reduced to fit into shared memory
     """
 
     rows: int
@@ -40,9 +39,9 @@ class TileLaunch:
     num_stages: int
 
     def options(self, arch: Arch, row_bytes: float, weight_bytes: float) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change.
+        """Return Triton's launch options; fusion is explicit because its default may change.
 
-        row_bytes, weight_bytes:  of an element, as they lie in memory
+        row_bytes, weight_bytes:  bytes of an element in memory
         """
         stage = self.inputs * (self.rows * row_bytes + self.columns * weight_bytes)
         spare = self.rows * self.columns * 4 if arch is Arch.CDNA else 1024
@@ -56,7 +55,7 @@ class TileLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which programs make y: tiles, and splits of the inputs in multiples of a block."""
+    """Programs of a product: tiles, and splits of the inputs in multiples of a block."""
 
     tiles: int
     splits: int
@@ -64,7 +63,7 @@ class Grid:
 
     @classmethod
     def of(cls, launch: TileLaunch, rows: int, columns: int, inputs: int, *, most: int) -> Grid:
-        """Divide a product, into `most` splits of the inputs at most."""
+        """Divide a product into tiles and at most `most` splits."""
         tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
         steps = triton.cdiv(inputs, launch.inputs)
         wanted = triton.cdiv(WANTED_PROGRAMS, tiles)
@@ -79,8 +78,8 @@ Launches = dict[Arch, tuple[TileLaunch, ...]]
 def table(*launches: TileLaunch, but: Launches | None = None) -> Launches:
     """Return a launch table.
 
-    launches:  of every make, by ascending rows
-    but:       what stands in for those of as many rows on some makes
+    launches:  for every architecture, by ascending rows
+    but:       replacements for some architectures, matched by rows
     """
     others = {arch: {each.rows: each for each in few} for arch, few in (but or {}).items()}
     return {
@@ -102,7 +101,7 @@ def reduce_splits(
     column_scales: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> None:
-    """Add up splits in order, scale the sum and add a bias.
+    """Add splits in order, scale the sum and add a bias.
 
     sums:           [splits, rows, columns] float32 or int32
     row_scales:     [rows], or [1] for all
@@ -129,7 +128,7 @@ def reduce_splits(
 
 
 def step_of(row_scales: Tensor | None) -> int:
-    """Return how far apart the scales of rows are: 0 where there is one for all."""
+    """Return the stride of row scales: 0 for one scale of all rows."""
     return int(row_scales is not None and len(row_scales) > 1)
 
 
@@ -175,7 +174,7 @@ def tile_of(
     C: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the first row and column of a tile; neighbours in time are so in memory."""
+    """Return the first row and column of a tile; consecutive tiles share the L2 cache."""
     row_tiles, column_tiles = tl.cdiv(rows, R), tl.cdiv(columns, C)
     group = tile // (GROUP * column_tiles)
     first = group * GROUP
@@ -188,7 +187,7 @@ def tile_of(
 def load_weights(
     w_C: tl.tensor, input_K: tl.tensor, inputs: int, IS_EVEN: tl.constexpr
 ) -> tl.tensor:
-    """Return a block [C, K] of a weight; IS_EVEN: it ends where the inputs do, or before."""
+    """Return a block [C, K] of a weight; IS_EVEN: K divides the inputs."""
     at_CK = w_C[:, None] + input_K[None, :]
     if IS_EVEN:
         w_CK = tl.load(at_CK)
@@ -243,7 +242,7 @@ def scaled(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> tl.tensor:
-    """Return float32 sums of a tile, scaled and with a bias, as `reduce_splits_kernel` does."""
+    """Scale float32 sums of a tile and add a bias, as `reduce_splits_kernel` does."""
     column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1)
     y_CR = sum_CR.to(tl.float32)
     if column_scales is not None:

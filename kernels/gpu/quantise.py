@@ -1,8 +1,8 @@
-"""Activations in fewer bits on a GPU: the kernels of `kernels/quantise.py`, to the same bits.
+"""Triton kernels of `kernels/quantise.py`, with the same bits.
 
-A program for a row, which it holds in registers where it fits, or for some groups of a row.
-float8 is made of integers, so that makes without its instructions have it too, and the interpreter
-rounds as GPUs do.
+One program per row, held in registers if it fits, or per some groups of a row. float8 is computed
+with integer arithmetic, so that GPUs without its instructions support it and the interpreter rounds
+like a GPU.
 
 Legend, and suffixes of blocks: T rows, I inputs, G groups of a row; K inputs of a block.
 """
@@ -147,16 +147,16 @@ def quantise_groups_kernel(
 
 @triton.jit
 def rounded(y: tl.tensor, LARGEST: tl.constexpr, IS_FP8: tl.constexpr) -> tl.tensor:
-    """Return the int8 next to float32 numbers, or the bits of the float8_e4m3fn; ties to even."""
+    """Round float32 to int8, or to the bits of float8_e4m3fn; ties to even."""
     y = tl.minimum(tl.maximum(y, -LARGEST), LARGEST)
     if IS_FP8:
         bits = y.to(tl.int32, bitcast=True)
         size = bits & 0x7FFFFFFF
-        # 20 of 23 bits of the fraction go, 127 - 7 of the exponent's bias. What lies below 2**-6
-        # counts in steps of 2**-9, which are those of float32 at 2**14.
+        # Drop 20 of 23 fraction bits and change the exponent's bias from 127 to 7. Values below
+        # 2**-6 are multiples of 2**-9, the spacing of float32 at 2**14.
         normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - ((127 - 7) << 3)
         small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
         code = tl.where(size < (127 - 6) << 23, small, normal) | ((bits >> 24) & 0x80)
         return code.to(tl.int8)
-    # Adding and taking away 1.5 * 2**23 rounds to whole numbers.
+    # Adding and subtracting 1.5 * 2**23 rounds to whole numbers.
     return ((y + 12582912.0) - 12582912.0).to(tl.int8)

@@ -1,4 +1,4 @@
-"""Rotation of heads on a GPU: the kernel of `kernels/rope.py`, which specifies it.
+"""Triton kernel of `kernels/rope.py`, which specifies it.
 
 Legend, and suffixes of blocks: as in `heads.py`; T tokens, H heads.
 """
@@ -15,8 +15,8 @@ from remora.kernels.gpu.heads import OPTIONS, blocks_of, load_heads, rotate, sto
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> None:
     """Rotate every head of every token.
 
-    x:         [T, H, D], a head in one piece
-    cos, sin:  [T, P], a row in one piece
+    x:         [T, H, D], each head contiguous
+    cos, sin:  [T, P], each row contiguous
     out:       [T, H, D] contiguous; overwritten
     """
     num_tokens, num_heads, dim = x.shape

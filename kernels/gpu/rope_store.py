@@ -1,6 +1,6 @@
-"""Norm of heads, rotation and storing in one launch: the kernel of `kernels/rope_store.py`.
+"""Triton kernel of `kernels/rope_store.py`: QK norm, rotation and storing in one launch.
 
-A projection is read once: rotated queries go to a new tensor, K and V to their slots.
+The projection is read once; rotated queries are written to a new tensor, K and V to their slots.
 
 Legend, and suffixes of blocks: as in `heads.py`; T tokens, H query heads, K K/V heads.
 """
@@ -40,10 +40,10 @@ def rotate_and_store(
 ) -> None:
     """Rotate queries, rotate K, store K and V.
 
-    query:       [T, H, D], the heads of a token in one piece
+    query:       [T, H, D], each token's heads contiguous
     key, value:  [T, K, D], likewise
-    cos, sin:    [T, P], a row in one piece
-    kv_pages:    [2, pages, page_size, K, D]; all pages of K in one piece, and of V
+    cos, sin:    [T, P], each row contiguous
+    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
     slots:       [T] int64
     out:         [T, H, D] contiguous; overwritten
     scales:      [2, pages, page_size, K] float32 of int8 and fp8
