@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from remora.kernels.attention.decode import attend_decode_paged, attend_decode_paged_reference
+from remora.kernels.attention.prefill import attend_extend, attend_extend_reference
 from remora.kernels.gpu.arch import Arch
+from tests.kernels.gpu.devices import poisoned
 
 NOWHERE = 2**30  # in tables, past a row's last page: reading there ends the process
 
@@ -19,6 +23,48 @@ NOWHERE = 2**30  # in tables, past a row's last page: reading there ends the pro
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Of 8 bits: weights are bfloat16 then, whatever the queries are.
 NARROW_TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+
+
+Row = tuple[int, int]  # new tokens, and all tokens
+BF16 = {"dtype": torch.bfloat16}
+# Rows and options that decoding and extending are both compared with torch on.
+SHAPES: list[tuple[list[Row], dict[str, Any]]] = [
+    *(
+        ([(min(9, n), n) for n in (size - 1, size, size + 1, 130)], {"page_size": size})
+        for size in (1, 2, 5, 32, 64)
+    ),
+    *(
+        ([(3, 3), (2, 21)], {"heads": heads, **BF16})
+        for heads in ((9, 3), (7, 1), (33, 1), (71, 1), (300, 2))
+    ),
+    *(([(3, 3), (9, 70)], {"head_dim": size, **BF16}) for size in (64, 80, 96, 128, 256)),
+    *(
+        ([(0, 0), (20, 20), (1, 150), (33, 180), (1, 301)], {"window": window, **dtype})
+        for window in (1, 16, 50, 300)
+        for dtype in ({}, BF16)
+    ),
+    *(
+        ([(1, 1), (40, 40), (5, 80), (1, 300)], {"window": window, **options})
+        for window in (None, 20)
+        for options in (
+            {"heads": (6, 2), "with_sinks": True},
+            {"soft_cap": 0.5},
+            {"soft_cap": 30.0},
+        )
+    ),
+    *(
+        ([(5, 70), (3, 3)], {"kv_dtype": kv_dtype, "scaled": scaled, "dtype": dtype})
+        for kv_dtype, scaled in (
+            (torch.int8, True),
+            (torch.float8_e4m3fn, True),
+            (torch.float8_e4m3fn, False),
+            (torch.float8_e5m2, False),
+        )
+        for dtype in TOLERANCES
+    ),
+    # More rows than the shortest vector of rows holds.
+    ([(2, 5)] * 11 + [(0, 0), (40, 41)] + [(1, 3)] * 7, {}),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +99,7 @@ def make_paged(
 ) -> Paged:
     """Fill rows with random elements; slots of no row are NaN, or whatever is worst in 8 bits."""
     needed = [-(-length // page_size) for length in lengths]
-    order = torch.randperm(sum(needed)).to(torch.int32) + 1  # page 0 is nobody's
+    order = torch.randperm(sum(needed)).to(torch.int32) + 1  # page 0 belongs to no row
     tables = torch.full((len(lengths), max(needed) + 2), NOWHERE, dtype=torch.int32)
     shape = (2, sum(needed) + 1, page_size, num_kv_heads, head_dim)
     elements = torch.full(shape, float("nan"))
@@ -75,6 +121,93 @@ def make_paged(
         tables.to(device)[:, : max(needed) + 1],
         torch.tensor(lengths, dtype=torch.int32, device=device),
     )
+
+
+def attend_rows(
+    query: Tensor, paged: Paged, starts: Tensor | None = None, **options: Any
+) -> Tensor:
+    """Attend parts of wider tokens into parts of wider memory full of NaN; no `starts`: decode."""
+    num_tokens, num_heads, head_dim = query.shape
+    shape = num_tokens, num_heads + 5, head_dim
+    wide = poisoned(*shape, dtype=query.dtype, device=str(query.device))
+    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)
+    out = wide[:, 3:-2]
+    rows = (
+        (paged.tables, paged.lengths) if starts is None else (paged.tables, starts, paged.lengths)
+    )
+    given = (attend_decode_paged if starts is None else attend_extend)(
+        wide_query[:, 1:-2],
+        paged.kv_pages,
+        *rows,
+        kv_scales=paged.kv_scales,
+        out=out,
+        **{"scale": head_dim**-0.5, "window": None, **options},
+    )
+    assert given is out
+    assert wide[:, :3].isnan().all()
+    assert wide[:, -2:].isnan().all()
+    return out
+
+
+def starts_of(rows: list[Row], first: int, device: str) -> Tensor:
+    counts = [count for count, _ in rows]
+    return torch.tensor(list(accumulate(counts, initial=first)), dtype=torch.int32, device=device)
+
+
+def check_rows(
+    rows: list[Row],
+    *,
+    decodes: bool,
+    heads: tuple[int, int] = (2, 1),
+    head_dim: int = 16,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    scaled: bool = False,
+    device: str = "cpu",
+    with_sinks: bool = False,
+    fixed_splits: tuple[bool, ...] = (False, True),
+    **options: Any,
+) -> None:
+    """Decode rows, or extend them between tokens of none; compare with torch in float64."""
+    lengths = [length for _, length in rows]
+    torch.manual_seed(sum(lengths))
+    num_heads, num_kv_heads = heads
+    paged = make_paged(
+        lengths,
+        page_size=page_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=kv_dtype or dtype,
+        device=device,
+        scaled=scaled,
+    )
+    starts = starts_of(rows, 2, device)
+    num_tokens = len(rows) if decodes else int(starts[-1]) + 3
+    query = torch.randn(num_tokens, num_heads, head_dim, device=device).to(dtype)
+    options = {"scale": 1.5 * head_dim**-0.5, "window": None, **options}
+    sinks = torch.randn(num_heads) * 3 if with_sinks else None
+    to = None if sinks is None else sinks.to(device)
+
+    if decodes:
+        made = [
+            attend_rows(query, paged, sinks=to, fixed_split=is_fixed, **options)
+            for is_fixed in fixed_splits
+        ]
+        expected = attend_decode_paged_reference(
+            query.double().cpu(), **paged.exact, sinks=sinks, **options
+        )
+    else:
+        made = [attend_rows(query, paged, starts, sinks=to, **options)]
+        expected = torch.full(query.shape, float("nan"), dtype=torch.float64)
+        options |= {"starts": starts.cpu(), "out": expected, "sinks": sinks}
+        attend_extend_reference(query.double().cpu(), **paged.exact, **options)
+
+    tolerance = (TOLERANCES if kv_dtype is None else NARROW_TOLERANCES)[dtype]
+    for out in made:
+        torch.testing.assert_close(
+            out.double().cpu(), expected, atol=tolerance, rtol=tolerance, equal_nan=True
+        )
 
 
 def launch_few_programs(patch: pytest.MonkeyPatch) -> None:

@@ -2,144 +2,33 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from remora.kernels.attention.prefill import attend_extend, attend_extend_reference
 from remora.kernels.gpu.attention import prefill as kernels
-from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
-from tests.kernels.gpu.paged import NARROW_TOLERANCES, TOLERANCES, Paged, make_paged
-
-Row = tuple[int, int]  # new tokens, and tokens of context with those
-
-
-def attend(query: Tensor, paged: Paged, starts: Tensor, **options: Any) -> Tensor:
-    """Attend parts of wider tokens into parts of wider memory full of NaN."""
-    num_tokens, num_heads, head_dim = query.shape
-    shape = num_tokens, num_heads + 5, head_dim
-    wide = poisoned(*shape, dtype=query.dtype, device=str(query.device))
-    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)
-    out = wide[:, 3:-2]
-    given = attend_extend(
-        wide_query[:, 1:-2],
-        paged.kv_pages,
-        paged.tables,
-        starts,
-        paged.lengths,
-        kv_scales=paged.kv_scales,
-        out=out,
-        **{"scale": query.shape[-1] ** -0.5, "window": None, **options},
-    )
-    assert given is out
-    assert wide[:, :3].isnan().all()
-    assert wide[:, -2:].isnan().all()
-    return out
-
-
-def starts_of(rows: list[Row], first: int, device: str) -> Tensor:
-    counts = [count for count, _ in rows]
-    return torch.tensor(list(accumulate(counts, initial=first)), dtype=torch.int32, device=device)
-
-
-def check(
-    rows: list[Row],
-    *,
-    heads: tuple[int, int] = (2, 1),
-    head_dim: int = 16,
-    page_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-    kv_dtype: torch.dtype | None = None,
-    scaled: bool = False,
-    device: str = "cpu",
-    window: int | None = None,
-    soft_cap: float | None = None,
-    with_sinks: bool = False,
-) -> None:
-    """Extend these rows, between tokens of none; compare with the torch code in float64."""
-    lengths = [length for _, length in rows]
-    torch.manual_seed(sum(lengths))
-    num_heads, num_kv_heads = heads
-    paged = make_paged(
-        lengths,
-        page_size=page_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=kv_dtype or dtype,
-        device=device,
-        scaled=scaled,
-    )
-    starts = starts_of(rows, 2, device)
-    num_tokens = int(starts[-1]) + 3
-    query = torch.randn(num_tokens, num_heads, head_dim, device=device).to(dtype)
-    options = {"scale": 1.5 * head_dim**-0.5, "window": window, "soft_cap": soft_cap}
-    sinks = torch.randn(num_heads) * 3 if with_sinks else None
-
-    to = None if sinks is None else sinks.to(device)
-    out = attend(query, paged, starts, sinks=to, **options)
-    expected = torch.full(query.shape, float("nan"), dtype=torch.float64)
-    attend_extend_reference(
-        query.double().cpu(),
-        **paged.exact,
-        starts=starts.cpu(),
-        out=expected,
-        sinks=sinks,
-        **options,
-    )
-
-    tolerance = (TOLERANCES if kv_dtype is None else NARROW_TOLERANCES)[dtype]
-    torch.testing.assert_close(
-        out.double().cpu(), expected, atol=tolerance, rtol=tolerance, equal_nan=True
-    )
-
-
-@on_devices
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_rows_of_any_length_agree_with_torch(device: str, dtype: torch.dtype) -> None:
-    rows = [(0, 0), (1, 1), (17, 17), (0, 9), (1, 200), (15, 16), (70, 145), (0, 0)]
-
-    check(rows, heads=(6, 2), dtype=dtype, device=device)
-
-
-BF16 = {"dtype": torch.bfloat16}
-
-
-@on_devices
-@pytest.mark.parametrize(
-    ("rows", "options"),
-    [
-        *(
-            ([(min(9, n), n) for n in (size - 1, size, size + 1, 70)], {"page_size": size})
-            for size in (1, 5, 64)
-        ),
-        *(
-            ([(3, 3), (2, 21)], {"heads": heads, **BF16})
-            for heads in ((9, 3), (7, 1), (71, 1), (300, 2))
-        ),
-        *(([(3, 3), (9, 70)], {"head_dim": size, **BF16}) for size in (64, 80, 96, 128, 256)),
-        *(
-            ([(20, 20), (1, 150), (33, 180)], {"window": window, **dtype})
-            for window in (1, 16, 50, 300)
-            for dtype in ({}, BF16)
-        ),
-        *(
-            ([(1, 1), (40, 40), (5, 80)], {"heads": (6, 2), "window": window, "with_sinks": True})
-            for window in (None, 20)
-        ),
-        *(
-            ([(40, 40), (5, 80)], {"soft_cap": cap, "window": window})
-            for cap in (0.5, 30.0)
-            for window in (None, 20)
-        ),
-        ([(2, 5)] * 11 + [(0, 0), (40, 41)] + [(1, 3)] * 7, {}),  # rows beyond the least vector
-    ],
-    ids=str,
+from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu
+from tests.kernels.gpu.paged import (
+    SHAPES,
+    TOLERANCES,
+    Paged,
+    Row,
+    attend_rows,
+    check_rows,
+    make_paged,
+    starts_of,
 )
+
+
+def check(rows: list[Row], **options: Any) -> None:
+    check_rows(rows, decodes=False, **options)
+
+
+@on_devices
+@pytest.mark.parametrize(("rows", "options"), SHAPES, ids=str)
 def test_every_shape_and_rule_agrees_with_torch(
     device: str, rows: list[Row], options: dict[str, Any]
 ) -> None:
@@ -148,19 +37,10 @@ def test_every_shape_and_rule_agrees_with_torch(
 
 @on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize(
-    ("kv_dtype", "scaled"),
-    [
-        (torch.int8, True),
-        (torch.float8_e4m3fn, True),
-        (torch.float8_e4m3fn, False),
-        (torch.float8_e5m2, False),
-    ],
-)
-def test_pages_of_8_bits_are_multiplied_by_their_scales(
-    device: str, kv_dtype: torch.dtype, scaled: bool, dtype: torch.dtype
-) -> None:
-    check([(5, 70), (3, 3)], dtype=dtype, kv_dtype=kv_dtype, scaled=scaled, device=device)
+def test_rows_of_any_length_agree_with_torch(device: str, dtype: torch.dtype) -> None:
+    rows = [(0, 0), (1, 1), (17, 17), (0, 9), (1, 200), (15, 16), (70, 145), (0, 0)]
+
+    check(rows, heads=(6, 2), dtype=dtype, device=device)
 
 
 @on_devices
@@ -180,7 +60,7 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(
     )
     query = torch.randn(130, 3, 16, device=device).to(dtype)
 
-    together = attend(query, paged, starts_of([(90, 90), (40, 40)], 0, device), window=window)
+    together = attend_rows(query, paged, starts_of([(90, 90), (40, 40)], 0, device), window=window)
 
     begin = 0
     for count in (7, 1, 61, 21):
@@ -188,7 +68,7 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(
         length = torch.tensor([end], dtype=torch.int32, device=device)
         chunk = Paged(paged.kv_pages, None, paged.tables[:1], length)
         starts = starts_of([(count, end)], 0, device)
-        attended = attend(query[begin:end], chunk, starts, window=window)
+        attended = attend_rows(query[begin:end], chunk, starts, window=window)
         assert torch.equal(attended, together[begin:end])
         begin = end
 
@@ -205,12 +85,12 @@ def test_pages_that_lie_behind_the_window_are_not_read(window: int, device: str)
         torch.randn(count, 2, 16, device=device),
         starts_of([(count, length)], 0, device),
     )
-    expected = attend(query, paged, starts, window=window)
+    expected = attend_rows(query, paged, starts, window=window)
 
     first = (length - count - window + 1) // 4
     paged.kv_pages[:, paged.tables[0, :first].long()] = torch.nan
 
-    assert torch.equal(attend(query, paged, starts, window=window), expected)
+    assert torch.equal(attend_rows(query, paged, starts, window=window), expected)
 
 
 @on_devices
@@ -222,7 +102,7 @@ def test_no_tokens_are_no_launch(device: str, num_rows: int) -> None:
     rows = Paged(paged.kv_pages, None, paged.tables[:num_rows], paged.lengths[:num_rows])
     starts = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
 
-    assert attend(torch.empty(0, 1, 16, device=device), rows, starts).shape == (0, 1, 16)
+    assert attend_rows(torch.empty(0, 1, 16, device=device), rows, starts).shape == (0, 1, 16)
 
 
 @interpreted_only
