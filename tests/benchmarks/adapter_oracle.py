@@ -1,13 +1,13 @@
-"""Whether adapters of the default model say what they say with transformers and PEFT, in float32.
+"""Compare adapters of the default model with transformers and PEFT, in float32.
 
     python tests/benchmarks/adapter_oracle.py [FOLDER ...] [--prompts 32] [--tokens 48]
 
 FOLDERs are adapters, trained by examples/train_adapter.py for instance; random ones of ranks 1 to
-64 over all kinds of targets come beside them, and the base model. All answer all prompts greedily:
+64 over all kinds of targets and the base model are added. All answer all prompts greedily:
 each alone, all mixed in one batch, with two slots only, with so little memory that rows are
 preempted, with prompts that are cached, and on three ranks. PEFT reads each answer once: where its
 likeliest token is the next one everywhere, its own greedy answer is the same. Where it is not, the
-distance of the two logits is told: ties are decided by rounding.
+distance of the two logits is printed: ties are decided by rounding.
 """
 
 from __future__ import annotations

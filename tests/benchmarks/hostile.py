@@ -1,12 +1,12 @@
-"""What hostile constraints do to the streams of others.
+"""Measure how hostile constraints affect other streams.
 
     remora serve configs/smollm2.yaml          # in another terminal
     python tests/benchmarks/hostile.py http://127.0.0.1:8000 [--streams 4] [--rounds 3] [--pace 0.5]
 
-Measures the time between the chunks of some streams: alone (idle), beside requests that ask for one
-token (harmless), beside as many with constraints that are made to hang, to grow or to crash a
-compiler and are refused (refused), and beside those that are large and taken (taken). All four in
-each round, in turns. Prints p50 and p99 of each, and ratios of p99: to idle, and to harmless, since
+Measures the time between the chunks of some streams: alone (idle), with requests for one token
+(harmless), with as many whose constraints are made to hang, grow or crash the compiler and are
+refused (refused), and with large constraints that are accepted (taken). Each round measures all
+four. Prints p50 and p99 of each, and ratios of p99: to idle, and to harmless, since
 a request that is answered takes part in a step like any other.
 """
 
@@ -117,7 +117,7 @@ class Arm:
             await asyncio.sleep(pace_s)
 
     async def measure(self, client: httpx.AsyncClient, options: argparse.Namespace) -> None:
-        """Add the gaps of some streams beside the arm's requests."""
+        """Add the gaps of some streams that run with the arm's requests."""
         senders = options.attackers if self.numbers else 0
         tasks = [asyncio.create_task(self.send(client, options.pace)) for _ in range(senders)]
         await asyncio.sleep(0.5)

@@ -1,10 +1,10 @@
-"""How fast weights are loaded, and how much memory that takes at most.
+"""Measure the speed of loading weights and its peak memory.
 
     python tests/benchmarks/loading.py [--gigabytes 1.5] [--markdown FILE]
 
 Writes a random model in several formats, loads each in a fresh process, and prints a row for each:
-speed with the files out of the page cache and in it, beside plain reading of the same files; and
-the most memory that the process ever had, Python and torch included, as a multiple of the weights;
+speed with the files out of the page cache and in it, compared with plain reading of the same
+files; and the peak memory of the process, Python and torch included, as a multiple of the weights;
 growth is that over what it had before.
 """
 

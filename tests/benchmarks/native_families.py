@@ -217,7 +217,7 @@ def make_inputs(table: InputBatch, rows: int) -> StepInputs:
 
 
 def measure(arms: tuple[ForwardPass, ForwardPass], inputs: StepInputs, turns: int) -> None:
-    """Print both arms' milliseconds, and the first one's speed beside the second."""
+    """Print both arms' milliseconds, and the first one's speed relative to the second."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 3):
         for arm, taken in zip(arms, seconds, strict=True):

@@ -39,7 +39,7 @@ def test_products_by_expert_give_what_the_specification_gives(
     has_biases: tuple[bool, bool],
     data: st.DataObject,
 ) -> None:
-    """Also when ids are of other ranks, or of nobody."""
+    """Also for ids of other ranks and for negative ids."""
     torch.manual_seed(data.draw(st.integers(0, 9)))
     gate_up, down = make_layer(experts, 6, 5)
     ids = torch.randint(-1, experts + first_expert + 1, (tokens, data.draw(st.integers(1, 3))))
@@ -59,7 +59,7 @@ def test_products_by_expert_give_what_the_specification_gives(
     torch.testing.assert_close(given, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_experts_that_nobody_chose_are_not_looked_at() -> None:
+def test_unchosen_experts_are_not_read() -> None:
     gate_up, down = make_layer(4, 6, 5)
     gate_up[2], down[2] = torch.nan, torch.nan
     ids = torch.tensor([[0, 3], [3, 1]], dtype=torch.int32)

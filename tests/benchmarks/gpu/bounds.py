@@ -1,6 +1,6 @@
-"""What the device at hand can do at best, measured: how fast it copies, and how fast it multiplies.
+"""Measure the device's bounds: its speed of copying and of multiplying.
 
-Everything else is told as a part of these two.
+Other results are reported as a share of these two.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
         --bounds BYTES_PER_S,FLOPS_PER_S [--first N]
 
 Weights are random and made on the device. Of a decode step the bound is reading weights and KV once
-at the speed of a copy, of experts those that so many rows choose on average; of a prompt, its
+at the speed of a copy, for experts those that so many rows choose on average; of a prompt, its
 multiplications at the speed of a large product. The gap is what a step of the whole engine takes
 beyond the same step launched back to back. Transformers answers prompts of the same lengths with
-continuous batching, in a process of its own. A worker of `run.py`, which tells what it finds.
+continuous batching, in a process of its own. A worker of `run.py`.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def run(name: str, built: Built, rows: int, prompt: int, output: int) -> Iterato
         alone_s = launched(built, steps)
         yield Found(name, f"engine's step at {rows} rows", step_s * 1e3, "ms")
         yield Found(
-            name, "gap beside the step alone", (step_s - alone_s) * 1e3, "ms", 1 - alone_s / step_s
+            name, "gap to the step alone", (step_s - alone_s) * 1e3, "ms", 1 - alone_s / step_s
         )
 
 

@@ -1,4 +1,4 @@
-"""Products with weights: torch's own beside those with quantised weights and invariant ones."""
+"""Products with weights: torch's own, quantised and batch-invariant ones."""
 
 from __future__ import annotations
 

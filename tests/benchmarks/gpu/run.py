@@ -1,12 +1,12 @@
-"""Every kernel and the engine on a GPU, beside what the device can do at best.
+"""Measure every kernel and the engine on a GPU against the device's bounds.
 
     python tests/benchmarks/gpu/run.py [--only kernels|engine] [--json PATH] [--seconds 300]
         [--interpret]
 
-The device's speed of copying and of multiplying bfloat16 is measured first; all else is told as a
-share of these two (`kernels.py`, `engine.py`). What is measured is so in processes of their own
-(`workers.py`), the engine first: if the time is up, some kernels are missing. What is found is
-written as JSON each time there is more, and printed as one table at the end. `--interpret` calls
+The device's speed of copying and of multiplying bfloat16 is measured first; other results are
+reported as a share of these two (`kernels.py`, `engine.py`). Measurements run in separate processes
+(`workers.py`), the engine first: if the time is up, some kernels are missing. Results are written
+as JSON whenever there are more, and printed as one table at the end. `--interpret` calls
 each kernel once on tiny inputs, and the engine, where there is no GPU, and times nothing.
 """
 
@@ -143,7 +143,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return what the figures depend on besides the code."""
+    """Return the versions and devices that the figures depend on."""
     packages = {}
     for name in ("torch", "triton", "transformers"):
         try:

@@ -1,4 +1,4 @@
-"""Measuring in processes of their own: what ends one of them, or hangs it, does not end the rest.
+"""Measure in separate processes, so that a crash or a hang of one does not end the others.
 
 An illegal address leaves a process without its GPU, and a kernel that waits for ever cannot be
 stopped otherwise. A worker goes through a list of things in order. It writes a line of JSON when it
@@ -22,7 +22,7 @@ MAX_DEATHS = 4  # of workers, one after the other, which have found nothing
 
 
 def begin(place: int, about: Finding) -> None:
-    """Say in a worker which thing comes now; `about` is told in its place should it have no end."""
+    """Announce the next measurement of a worker; `about` is reported if it never ends."""
     _write({"begin": place, "about": dict(about)})
 
 

@@ -1,4 +1,4 @@
-"""Ending a process together with those that it started."""
+"""End a process together with its children."""
 
 from __future__ import annotations
 

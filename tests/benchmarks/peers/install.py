@@ -25,7 +25,7 @@ CMAKE_ARGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF"
 )
 BUILD_JOBS = "2"
-# torchvision of PyPI is built for CUDA's torch: beside a CPU torch, transformers' import fails.
+# torchvision of PyPI is built for CUDA's torch: with a CPU torch, transformers' import fails.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 TCMALLOC = "libtcmalloc-minimal4"
 
@@ -72,7 +72,7 @@ def _restore_links(folder: Path) -> None:
 
 
 def _fetch_tcmalloc(folder: Path) -> None:
-    """Unpack Debian's tcmalloc beside vLLM; neither root's rights nor an installation needed."""
+    """Unpack Debian's tcmalloc next to vLLM, without root rights or an installation."""
     folder.mkdir(exist_ok=True)
     if shutil.which("apt-get") and shutil.which("dpkg-deb"):
         fetch = ["apt-get", "download", TCMALLOC]

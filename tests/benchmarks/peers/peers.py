@@ -23,7 +23,7 @@ PAGE_SIZE = 128
 
 
 class PeerError(Exception):
-    """Something that whoever runs this can do something about; the message says what."""
+    """A problem that the user can solve; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

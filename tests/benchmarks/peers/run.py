@@ -1,4 +1,4 @@
-"""Install, serve and measure other engines beside ours: `python tests/benchmarks/peers/run.py -h`.
+"""Install, serve and measure other engines and ours: `python tests/benchmarks/peers/run.py -h`.
 
 Only finds the checkout; everything else is in `main.py`, which wants to be imported by its full
 name.

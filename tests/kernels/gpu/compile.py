@@ -119,11 +119,11 @@ def needs_of(compiled: Any, target: GPUTarget) -> dict[str, int]:
         file.write(compiled.asm["ptx"])
         file.flush()
         command = [get_ptxas(target.arch).path, "-v", f"--gpu-name={match[1]}", file.name]
-        told = subprocess.run(
+        output = subprocess.run(
             [*command, "-o", os.devnull], capture_output=True, text=True, check=True
         ).stderr
-    registers = re.search(r"Used (\d+) registers", told)
-    spilled = re.findall(r"(\d+) bytes spill", told)
+    registers = re.search(r"Used (\d+) registers", output)
+    spilled = re.findall(r"(\d+) bytes spill", output)
     assert registers is not None
     return {"registers": int(registers[1]), "spilled": sum(int(each) for each in spilled)}
 

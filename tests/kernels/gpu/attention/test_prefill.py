@@ -48,8 +48,8 @@ def test_rows_of_any_length_agree_with_torch(device: str, dtype: torch.dtype) ->
 def test_a_prompt_is_the_same_bits_however_it_is_cut(
     device: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beside other rows. (numpy, which interprets, sums float32 in another order in each row
-    of a tile; not enough to be seen in bfloat16.)
+    """Together with other rows as well. In bfloat16, because numpy, which interprets, sums the
+    float32 rows of a tile in varying order.
     """
     small = kernels.PrefillLaunch(queries=32, keys=16, num_warps=4, num_stages=2)
     monkeypatch.setattr(kernels, "launch_of", lambda *shape: small)
