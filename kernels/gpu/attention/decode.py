@@ -73,31 +73,17 @@ class DecodeLaunch:
 # By padded head size. Of five stages Triton uses two for page ids and two for K and V, which load
 # the next block during the computation: 32 KiB for each program on Hopper.
 LAUNCHES = {
-    Arch.AMPERE: {
-        64: DecodeLaunch(64, 4, 5, 108 * 3),
-        128: DecodeLaunch(32, 4, 5, 108 * 3),
-        256: DecodeLaunch(16, 4, 5, 108 * 3),
-    },
-    Arch.HOPPER: {
-        64: DecodeLaunch(64, 4, 7, 132 * 3),
-        128: DecodeLaunch(64, 4, 5, 132 * 3),
-        256: DecodeLaunch(32, 4, 5, 132 * 3),
-    },
-    Arch.BLACKWELL: {
-        64: DecodeLaunch(64, 4, 7, 148 * 3),
-        128: DecodeLaunch(64, 4, 5, 148 * 3),
-        256: DecodeLaunch(32, 4, 5, 148 * 3),
-    },
-    Arch.SMALL: {
-        64: DecodeLaunch(64, 4, 5, 84 * 2),
-        128: DecodeLaunch(32, 4, 5, 84 * 2),
-        256: DecodeLaunch(16, 4, 5, 84 * 2),
-    },
-    Arch.CDNA: {
-        64: DecodeLaunch(32, 4, 2, 304 * 2),
-        128: DecodeLaunch(32, 4, 2, 304 * 2),
-        256: DecodeLaunch(16, 4, 2, 304 * 2),
-    },
+    arch: {
+        size: DecodeLaunch(keys, 4, num_stages, programs)
+        for size, keys, num_stages in zip((64, 128, 256), block_keys, stages, strict=True)
+    }
+    for arch, block_keys, stages, programs in (
+        (Arch.AMPERE, (64, 32, 16), (5, 5, 5), 108 * 3),
+        (Arch.HOPPER, (64, 64, 32), (7, 5, 5), 132 * 3),
+        (Arch.BLACKWELL, (64, 64, 32), (7, 5, 5), 148 * 3),
+        (Arch.SMALL, (64, 32, 16), (5, 5, 5), 84 * 2),
+        (Arch.CDNA, (32, 32, 16), (2, 2, 2), 304 * 2),
+    )
 }
 MIN_SPLIT = 128  # least keys of a split
 ROUNDS = 2  # of programs for long splits, so that the last round leaves less of the GPU idle

@@ -60,31 +60,19 @@ class PrefillLaunch:
 # By padded head size. Of five stages Triton uses two for page ids and two for K and V, which load
 # the next block during the computation.
 LAUNCHES = {
-    Arch.AMPERE: {
-        64: PrefillLaunch(128, 64, 8, 5),
-        128: PrefillLaunch(128, 32, 8, 5),
-        256: PrefillLaunch(64, 32, 8, 5),
-    },
-    Arch.HOPPER: {
-        64: PrefillLaunch(128, 128, 8, 5),
-        128: PrefillLaunch(128, 64, 8, 5),
-        256: PrefillLaunch(128, 32, 8, 5),
-    },
-    Arch.BLACKWELL: {
-        64: PrefillLaunch(128, 128, 8, 5),
-        128: PrefillLaunch(128, 64, 8, 5),
-        256: PrefillLaunch(128, 32, 8, 5),
-    },
-    Arch.SMALL: {
-        64: PrefillLaunch(128, 64, 8, 5),
-        128: PrefillLaunch(128, 32, 8, 3),
-        256: PrefillLaunch(64, 16, 8, 5),
-    },
-    Arch.CDNA: {
-        64: PrefillLaunch(128, 64, 4, 2),
-        128: PrefillLaunch(128, 32, 4, 2),
-        256: PrefillLaunch(64, 16, 4, 2),
-    },
+    arch: {
+        size: PrefillLaunch(queries, keys, num_warps, num_stages)
+        for size, queries, keys, num_stages in zip(
+            (64, 128, 256), tile_queries, block_keys, stages, strict=True
+        )
+    }
+    for arch, tile_queries, block_keys, num_warps, stages in (
+        (Arch.AMPERE, (128, 128, 64), (64, 32, 32), 8, (5, 5, 5)),
+        (Arch.HOPPER, (128, 128, 128), (128, 64, 32), 8, (5, 5, 5)),
+        (Arch.BLACKWELL, (128, 128, 128), (128, 64, 32), 8, (5, 5, 5)),
+        (Arch.SMALL, (128, 128, 64), (64, 32, 16), 8, (5, 3, 5)),
+        (Arch.CDNA, (128, 128, 64), (64, 32, 16), 4, (2, 2, 2)),
+    )
 }
 WIDE = PrefillLaunch(32, 16, 8, 2)  # of 32-bit elements, which tensor cores do not multiply
 
