@@ -35,6 +35,9 @@ from remora.configs.sections.pooling import Task
 
 # Keys of the section `engine` that a plan copies.
 _AS_WRITTEN = (
+    "max_queued_requests",
+    "page_size",
+    "cpu_kernels",
     "prefix_cache",
     "prefix_eviction",
     "step_timeout_s",
@@ -165,13 +168,9 @@ def make_plan(
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
     max_running, max_step, chunk = plan_limits(config, max_model_len)
+    is_ours = model.implementation == "remora"
     on_device = plan_device(
-        config,
-        device,
-        machine.has_triton,
-        max_running,
-        bool(adapters),
-        is_capturable=model.implementation == "remora",
+        config, device, machine.has_triton, max_running, bool(adapters), is_capturable=is_ours
     )
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
@@ -190,9 +189,7 @@ def make_plan(
         device=device,
         dtype=dtype,
         quantization=config.model.quantization,
-        cpu_kernels=engine.cpu_kernels,
         num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
-        page_size=engine.page_size,
         num_pages=pools.num_pages,
         kv_bytes=pools.kv_bytes,
         windows=pools.windows,
@@ -201,7 +198,6 @@ def make_plan(
         max_running_requests=max_running,
         max_step_tokens=max_step,
         prefill_chunk_tokens=chunk,
-        max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=_queued_tokens(config, pools),
         conservativeness=engine.schedule_conservativeness,
         tp_size=parallel.tp_size,
