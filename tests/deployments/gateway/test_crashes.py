@@ -5,26 +5,17 @@ from __future__ import annotations
 from remora.deployments.gateway.crashes import MAX_KNOWN, REMEMBERED_S, CrashCounts, fingerprint
 
 
-def test_a_request_is_barred_after_as_many_crashes_as_allowed() -> None:
-    crashes = CrashCounts(max_crashes=2)
+def test_a_request_is_barred_after_as_many_crashes_as_allowed_for_a_while() -> None:
+    now = 0.0
+    crashes = CrashCounts(max_crashes=2, clock=lambda: now)
 
     crashes.note(b"poison")
-    once = crashes.is_barred(b"poison")
+    assert not crashes.is_barred(b"poison")
     crashes.note(b"poison")
-
-    assert not once
     assert crashes.is_barred(b"poison")
     assert not crashes.is_barred(b"other")
-    assert crashes.message(b"poison").startswith("2 replicas died")
-
-
-def test_crashes_are_forgotten_after_a_while() -> None:
-    now = 0.0
-    crashes = CrashCounts(max_crashes=1, clock=lambda: now)
-
-    crashes.note(b"poison")
+    assert "2" in crashes.message(b"poison")
     now = REMEMBERED_S + 1
-
     assert not crashes.is_barred(b"poison")
 
 
@@ -45,12 +36,11 @@ def test_a_repeated_request_is_known_again_and_no_other_is() -> None:
     assert fingerprint("/a", b"x") in prints
 
 
-def test_a_request_that_was_answered_is_not_to_blame() -> None:
+def test_an_answered_request_is_forgiven() -> None:
     crashes = CrashCounts(max_crashes=2)
     crashes.note(b"popular")
     crashes.forgive(b"popular")
     crashes.forgive(b"never seen")
-
     crashes.note(b"popular")
 
     assert not crashes.is_barred(b"popular")

@@ -1,4 +1,4 @@
-"""What a replica tells of itself, and when it repeats itself."""
+"""A replica's reports to routers, and when they repeat."""
 
 from __future__ import annotations
 
@@ -88,14 +88,19 @@ async def test_a_long_step_does_not_hold_the_report_up() -> None:
     assert (await reporter.stats())["page_hashes"] == b"87654321"
 
 
-async def test_pages_are_told_only_where_somebody_routes_by_them() -> None:
-    engine = Engine(cached_pages=b"12345678")
+@pytest.mark.parametrize(
+    ("policy", "pages", "adapters"),
+    [("shortest_queue", b"", ()), ("prefix", b"12345678", ()), ("lora", b"", ("x",))],
+)
+async def test_only_what_the_policy_uses_is_reported(
+    policy: str, pages: bytes, adapters: tuple[str, ...]
+) -> None:
+    config = make_server_config(routing={"policy": policy})
 
-    by_load = Reporter.configured(engine, make_server_config())
-    by_prefix = Reporter.configured(engine, make_server_config(routing={"policy": "prefix"}))
+    reporter = Reporter.configured(Engine(cached_pages=b"12345678"), config, lambda: ["x"])
+    stats = await reporter.stats()
 
-    assert (await by_load.stats())["page_hashes"] == b""
-    assert (await by_prefix.stats())["page_hashes"] == b"12345678"
+    assert (stats["page_hashes"], stats["adapters"]) == (pages, adapters)
 
 
 @pytest.mark.observes("routing.max_reported_pages")
@@ -129,15 +134,6 @@ async def test_of_more_adapters_than_can_be_told_the_first_are() -> None:
     stats = await make_reporter(Engine(), resident=names).stats()
 
     assert set(stats["adapters"]) == set(names[:MAX_ADAPTERS])
-
-
-async def test_adapters_are_told_only_where_somebody_routes_by_them() -> None:
-    def reporter(policy: str) -> Reporter:
-        config = make_server_config(routing={"policy": policy})
-        return Reporter.configured(Engine(), config, lambda: ["x"])
-
-    assert (await reporter("prefix").stats())["adapters"] == ()
-    assert (await reporter("lora").stats())["adapters"] == ("x",)
 
 
 async def test_reports_may_be_asked_for_together_and_given_up_at_any_moment() -> None:
