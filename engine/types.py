@@ -391,7 +391,7 @@ class EngineStats:
     """Counters and gauges at one moment. `*_total` only grow; times are in seconds.
 
     num_queued_tokens:  tokens to compute before every open sequence decodes: of waiting sequences
-                        those that the prefix cache lacked at arrival, of running ones the rest of
+                        tokens missing in the prefix cache at arrival, of running ones the rest of
                         the prompt. Future output is not included.
     num_window_pages:   of window layers with a page pool of their own; pages that are neither free
                         nor held are cached

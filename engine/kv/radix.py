@@ -1,7 +1,7 @@
 """Prefix cache: maps token prefixes to the pages that hold their KV.
 
 A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple
-of the page size and children are told apart by their first page of tokens. A page belongs to
+of the page size and children differ in their first page of tokens. A page belongs to
 exactly one node; sequences borrow it by locking the deepest node they use, which locks the path to
 the root. Only unlocked leaves are evicted, from their tail; the least recently used or the least
 often found leaf first.

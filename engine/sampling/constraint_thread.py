@@ -33,7 +33,7 @@ Steps = Sequence[tuple[int, Callable[[], object]]]
 
 
 class ConstraintFailed(Exception):
-    """A row's constraint cannot go on; the message gives the reason. Other rows continue."""
+    """A row's constraint cannot continue; the message is the reason. Other rows continue."""
 
 
 class Work:

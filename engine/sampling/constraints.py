@@ -103,7 +103,7 @@ class RowConstraint:
                 words &= mask
 
     def accept(self, token_id: int) -> None:
-        """Advance by the next token. Raises ConstraintFailed if the row cannot go on after it."""
+        """Advance by the next token. Raises ConstraintFailed if the row cannot continue."""
         if self._take(token_id):
             self._update_complete()
 

@@ -42,7 +42,7 @@ def make_plan(rows: list[tuple[int, int, int, bool]]) -> StepPlan:
     )
 
 
-class RowTableMachine(RuleBasedStateMachine):
+class InputBatchMachine(RuleBasedStateMachine):
     """Rows begin, compute some of their tokens, get new ones, and begin anew."""
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ class RowTableMachine(RuleBasedStateMachine):
             assert table == self.pages[row] + [0] * (len(table) - len(self.pages[row]))
 
 
-RowTableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
-test_inputs_are_what_the_rows_hold = RowTableMachine.TestCase
+InputBatchMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+test_inputs_are_what_the_rows_hold = InputBatchMachine.TestCase
 
 
 def test_all_arrays_are_of_the_types_that_forward_passes_read() -> None:

@@ -152,7 +152,7 @@ class MarkovForward:
         pass
 
 
-class GuidedEngine:
+class ConstrainedEngine:
     """An engine on the model above, and what came out of it per sequence."""
 
     def __init__(self, **plan: object) -> None:

@@ -14,7 +14,7 @@ from tests.engine.sampling.constrained import (
     MARK,
     TEXTS,
     BrokenGrammar,
-    GuidedEngine,
+    ConstrainedEngine,
     ToyGrammar,
     ids,
     make_request,
@@ -24,8 +24,8 @@ WORD = ToyGrammar(("ab", "cde", "xyz"))
 LOOP = ToyGrammar(("ab", "cd"), loops=True)
 
 
-def run(*requests: Request, **plan: object) -> GuidedEngine:
-    engine = GuidedEngine(**plan)
+def run(*requests: Request, **plan: object) -> ConstrainedEngine:
+    engine = ConstrainedEngine(**plan)
     for request in requests:
         engine.engine.add(request)
     engine.run()
@@ -139,7 +139,7 @@ def test_a_constraint_that_leaves_no_token_ends_its_row_with_an_error() -> None:
 
 
 def test_an_aborted_row_leaves_nothing_to_the_next_one() -> None:
-    engine = GuidedEngine(max_running_requests=1)
+    engine = ConstrainedEngine(max_running_requests=1)
     engine.engine.add(make_request("gone", grammar=LOOP, max_tokens=100))
     engine.take(engine.engine.step())
     engine.take(engine.engine.abort("gone"))
@@ -197,7 +197,7 @@ def test_a_prompt_of_one_token_is_left_alone() -> None:
 
 @pytest.mark.parametrize("other", [{"grammar": WORD}, {"budget": 3}, {"prompt_logprobs": 1}])
 def test_healing_with_what_it_cannot_go_with_is_refused(other: dict[str, object]) -> None:
-    engine = GuidedEngine()
+    engine = ConstrainedEngine()
 
     with pytest.raises(InvalidRequest, match="healing"):
         engine.engine.add(make_request("r", heal=True, **other))  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def test_a_request_that_bans_all_that_its_grammar_allows_is_to_blame_itself(
 WORD = ToyGrammar(("ab", "cd", "ef"))
 
 
-GUIDES: list[dict[str, Any]] = [
+CONSTRAINED: list[dict[str, Any]] = [
     {"grammar": WORD},
     {"reasoning": ReasoningBudget(end="x", end_ids=(40,), budget=2)},
     {"allowed_token_ids": (20, 30), "bad_words_ids": ((20, 20), (30,))},
@@ -47,16 +47,16 @@ GUIDES: list[dict[str, Any]] = [
 
 @settings(max_examples=40)
 @given(params=st.lists(PARAMS, min_size=1, max_size=4), data=st.data())
-def test_rows_without_a_constraint_get_bit_for_bit_what_they_get_without_guided_company(
+def test_rows_without_a_constraint_get_bit_for_bit_what_they_get_without_constrained_company(
     make_sampler: MakeSampler, params: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    num_free, num_rows = len(params), len(params) + len(GUIDES)
+    num_free, num_rows = len(params), len(params) + len(CONSTRAINED)
     mixed, free = make_sampler(vocab_size=VOCAB), make_sampler(vocab_size=VOCAB)
     in_vocab = [p | {"logit_bias": {3: 2.0, 40: -100.0}} for p in params]
     for row, row_params in enumerate(in_vocab):
         mixed.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
         free.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-    for row, constraint in enumerate(GUIDES, num_free):
+    for row, constraint in enumerate(CONSTRAINED, num_free):
         mixed.add_row(make_row(row, [1], seed=row, **constraint))
 
     for step in range(3):

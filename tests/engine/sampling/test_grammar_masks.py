@@ -1,4 +1,4 @@
-"""Masks are made beside the forward pass, in one thread, only when somebody is guided."""
+"""Masks are made beside the forward pass, in one thread, only for constrained rows."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
     assert taken.words.tolist() == [[1] * len(taken.words[0])]
 
 
-def test_where_nobody_is_guided_nothing_is_begun() -> None:
+def test_without_constrained_rows_nothing_starts() -> None:
     masks = make_masks(None, None)
     before = threading.active_count()
 
