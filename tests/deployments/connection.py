@@ -1,4 +1,4 @@
-"""One call of an application as a server makes it: its client may leave, or take nothing."""
+"""One request to an application, as a server makes it; its client may leave or stop reading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message
 
 
 class Connection:
-    """One ASGI call whose client leaves when told to.
+    """One ASGI request whose client can disconnect.
 
     takes_bodies:  whether there is room for more once a part of a body has been sent
     """

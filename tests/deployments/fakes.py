@@ -47,7 +47,7 @@ MODEL = "tiny"
 class CharTokenizer:
     """One token per character; `<|role|>` marks turns in chats.
 
-    variables:  of the chat template, beside the usual ones
+    variables:  of the chat template, in addition to the usual ones
     rendered:   what each chat was written from
     """
 

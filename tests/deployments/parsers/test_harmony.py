@@ -97,16 +97,11 @@ def test_pieces_come_as_they_are_written() -> None:
     ]
 
 
-def test_calls_are_text_where_none_are_looked_for() -> None:
-    call = CALL.replace(ARGUMENTS, '{"a": 1}')
-
-    assert read(make_reader(use=None), f"{REASONING}{call}") == ("Hm.\n", '{"a": 1}', [])
-
-
-def test_reasoning_may_stay_in_the_text_or_come_at_once() -> None:
-    text = f"{REASONING}{FINAL}Hi"
+def test_options_decide_what_stays_in_the_text() -> None:
+    text, call = f"{REASONING}{FINAL}Hi", CALL.replace(ARGUMENTS, '{"a": 1}')
     whole = make_reader(stream=False)
 
+    assert read(make_reader(use=None), f"{REASONING}{call}") == ("Hm.\n", '{"a": 1}', [])
     assert read(make_reader(separate=False), text) == ("", f"{REASONING}Hi", [])
     assert whole.push("<|channel|>analysis<|message|>Hm") == []
     assert whole.push(f".<|end|>{FINAL}Hi") == [Reasoning("Hm."), Text("Hi")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from remora.configs.errors import ConfigError, InvalidRequest
 from remora.deployments.parsers.events import CallBegun, Reasoning, ReplyParser
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.parsers.reply_reader import ReplyReader
+from remora.deployments.parsers.tool_calls.forced import forced_schema
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import ConstraintKind
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -101,29 +101,24 @@ def test_unknown_formats_are_refused(tools: str, reasoning: str, words: str) -> 
 
 
 def test_the_checkpoints_own_template_is_the_first_choice() -> None:
-    tokenizer = make_tokenizer(response=TAGGED)
+    tokenizer, malformed = make_tokenizer(response=TAGGED), make_tokenizer(response={"version": 9})
 
     formats = make_formats(tokenizer)
 
     assert formats.tool_format_name == formats.reasoning_format_name == "response_template"
     assert make_formats(tokenizer, "hermes").checkpoint_format is None
     assert make_formats(tokenizer, "hermes").reasoning_format_name == "qwen3"
-    with pytest.raises(ConfigError, match="both"):
+    assert make_formats(malformed).tool_format_name == "hermes"
+    with pytest.raises(ConfigError):
         make_formats(tokenizer, "response_template", "qwen3")
-
-
-def test_a_malformed_template_counts_only_when_it_is_asked_for() -> None:
-    tokenizer = make_tokenizer(response={"version": 9})
-
-    assert make_formats(tokenizer).tool_format_name == "hermes"
-    with pytest.raises(ConfigError, match="cannot be used"):
-        make_formats(tokenizer, "response_template")
+    with pytest.raises(ConfigError):
+        make_formats(malformed, "response_template")
 
 
 def test_a_free_choice_needs_a_format() -> None:
     formats = make_formats(make_tokenizer(CHAT_TEMPLATE))
 
-    with pytest.raises(InvalidRequest, match=r"api\.tool_parser.*hermes") as caught:
+    with pytest.raises(InvalidRequest, match=r"api\.tool_parser.*hermes") as caught:  # the advice
         formats.check_tools(AUTO)
     assert caught.value.param == "tool_choice"
     for use in (REQUIRED, NAMED, NO_TOOLS, ToolUse(tools=(ADD,), choice=ToolChoice.NONE)):
@@ -143,19 +138,13 @@ def test_plain_text_has_no_parser() -> None:
 REPLY = f"<think>\nhm {CALL}</think>\n\nLet me see.\n{CALL}"
 
 
-def test_reasoning_and_calls_are_told_apart() -> None:
-    reasoning, answer, calls = read_reply(make_formats(), REPLY, AUTO)
+@pytest.mark.parametrize("separate", [True, False])
+def test_calls_in_reasoning_are_no_calls_even_where_reasoning_is_text(separate: bool) -> None:
+    reasoning, answer, calls = read_reply(make_formats(), REPLY, AUTO, separate_reasoning=separate)
 
-    assert reasoning == f"hm {CALL}"
-    assert answer.strip() == "Let me see."
-    assert calls == [("add", '{"a": 1}')]
-
-
-def test_calls_in_reasoning_are_no_calls_even_where_reasoning_is_text() -> None:
-    reasoning, answer, calls = read_reply(make_formats(), REPLY, AUTO, separate_reasoning=False)
-
-    assert reasoning == ""
-    assert answer.startswith(f"<think>\nhm {CALL}</think>\n\nLet me see.")
+    raw = "" if separate else f"<think>\nhm {CALL}</think>\n\n"
+    assert reasoning == (f"hm {CALL}" if separate else "")
+    assert answer.startswith(f"{raw}Let me see.")
     assert calls == [("add", '{"a": 1}')]
 
 
@@ -193,40 +182,23 @@ def test_forced_calls_are_read_after_the_reasoning(
 ) -> None:
     formats = make_formats(tokenizer)
 
-    assert read_reply(formats, text, use) == ("", "", [("add", '{"a": 1}')])
-    assert read_reply(formats, f"<think>\n[]</think>\n\n{text}", use) == (
-        "[]",
-        "",
-        [("add", '{"a": 1}')],
-    )
+    calls = [("add", '{"a": 1}')]
+    assert read_reply(formats, text, use) == ("", "", calls)
+    assert read_reply(formats, f"<think>\n[]</think>\n\n{text}", use) == ("[]", "", calls)
 
 
-def test_the_form_that_models_without_tools_are_told_of_is_read_as_llama3() -> None:
-    formats = make_formats(make_tokenizer(CHAT_TEMPLATE), tools="llama3")
-    text = '[{"name": "add", "parameters": {"a": 1}}]'
-
-    assert read_reply(formats, text, AUTO) == ("", "", [("add", '{"a": 1}')])
-
-
-def test_forced_calls_are_held_to_a_schema() -> None:
-    constraint = make_formats(make_tokenizer(CHAT_TEMPLATE)).tool_constraint(REQUIRED)
-
-    assert constraint is not None
-    assert constraint.kind is ConstraintKind.JSON_SCHEMA
-    validator = jsonschema.Draft202012Validator(json.loads(constraint.source))
-    assert validator.is_valid([{"name": "add", "parameters": {"a": 1}}])
-    assert not validator.is_valid([{"name": "add", "parameters": {"a": "1"}}])
-
-
-def test_strict_tools_are_held_to_their_schemas_where_the_format_can_be() -> None:
+def test_tools_constrain_replies_where_the_format_can_be_constrained() -> None:
     strict = Tool(name="add", parameters=ADD.parameters, strict=True)
     use = ToolUse(tools=(strict,), choice=ToolChoice.AUTO)
 
-    constraint = make_formats().tool_constraint(use)
+    tagged = make_formats().tool_constraint(use)
+    forced = make_formats(make_tokenizer(CHAT_TEMPLATE)).tool_constraint(REQUIRED)
 
-    assert constraint is not None
-    assert constraint.kind is ConstraintKind.STRUCTURAL_TAG
-    assert "<tool_call>" in constraint.source
+    assert tagged is not None
+    assert (tagged.kind, "<tool_call>" in tagged.source) == (ConstraintKind.STRUCTURAL_TAG, True)
+    assert forced is not None
+    assert forced.kind is ConstraintKind.JSON_SCHEMA
+    assert json.loads(forced.source) == forced_schema(REQUIRED)
     assert make_formats().tool_constraint(AUTO) is None
     assert make_formats(tools="llama4").tool_constraint(use) is None
     assert make_formats().tool_constraint(NO_TOOLS) is None
@@ -270,36 +242,20 @@ def test_a_reply_begins_within_reasoning_where_the_prompt_says_so(
         assert formats.tokenizer.decode(thinking.end_ids, skip_special_tokens=False) == "</think>"
 
 
-def test_reasoning_of_an_earlier_turn_or_of_the_user_does_not_count() -> None:
-    asked = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
-
-    assert make_formats().reasoning_budget(asked) is None
-    assert (
-        make_formats(reasoning="deepseek-r1").reasoning_budget(f"{PROMPT}Hel", continues=True)
-        is None
-    )
-
-
-def test_reasoning_can_be_opened_for_the_model() -> None:
-    formats, closed = make_formats(), f"{PROMPT}<think>\n\n</think>\n\n"
-
-    assert formats.open_reasoning(PROMPT) == f"{PROMPT}<think>\n"
-    assert formats.reasoning_budget(formats.open_reasoning(PROMPT)) is not None
-    assert formats.open_reasoning(closed) == closed
-    assert formats.open_reasoning(formats.open_reasoning(PROMPT)) == formats.open_reasoning(PROMPT)
-    assert make_formats(reasoning="none").open_reasoning(PROMPT) == PROMPT
-
-
-def test_reasoning_can_be_opened_as_the_checkpoint_says() -> None:
-    formats = make_formats(make_tokenizer(response=TAGGED))
+@pytest.mark.parametrize("response", [None, TAGGED])
+def test_reasoning_can_be_opened_for_the_model(response: dict[str, Any] | None) -> None:
+    formats = make_formats(make_tokenizer(response=response))
+    closed, begun = f"{PROMPT}<think>\n\n</think>\n\n", f"{PROMPT}Hel"
 
     opened = formats.open_reasoning(PROMPT)
 
     assert opened == f"{PROMPT}<think>\n"
     assert formats.reasoning_budget(opened) is not None
     assert formats.reasoning_budget(PROMPT) is None
-    assert formats.open_reasoning(opened) == opened
-    assert formats.open_reasoning(f"{PROMPT}Hel", continues=True) == f"{PROMPT}Hel"
+    for prompt in (opened, closed):
+        assert formats.open_reasoning(prompt) == prompt
+    assert formats.open_reasoning(begun, continues=True) == begun
+    assert make_formats(reasoning="none").open_reasoning(PROMPT) == PROMPT
 
 
 @pytest.mark.parametrize("response", [None, TAGGED])
@@ -325,24 +281,6 @@ def test_reasoning_tokens_are_counted_however_the_text_is_cut(
     assert parser.num_reasoning_tokens(ids) == len(reasoning_ids)
 
 
-def test_replies_without_reasoning_have_no_reasoning_tokens() -> None:
-    parser = make_formats().make_parser(prompt=PROMPT, use=NO_TOOLS)()
-    assert isinstance(parser, ReplyReader)
-    read(parser, "Hello")
-
-    assert parser.num_reasoning_tokens([5, 6, 7]) == 0
-
-
-def test_ids_of_calls_are_unique() -> None:
-    formats = make_formats()
-
-    events = events_of(make_parser(formats, AUTO), [CALL, CALL])
-    events += events_of(make_parser(formats, AUTO), [CALL])
-
-    ids = [event.id for event in events if isinstance(event, CallBegun)]
-    assert len(set(ids)) == len(ids) == 3
-
-
 @given(
     text=st.lists(
         st.sampled_from(
@@ -362,14 +300,15 @@ def test_any_cut_gives_the_same_reply(
     make = FORMATS.make_parser(
         prompt=PROMPT + tail, use=use, separate_reasoning=separate, stream_reasoning=stream
     )
-    parser = make()
-    if parser is None:
+    if (parser := make()) is None:
         return
 
-    whole = read(parser, text)
+    events = events_of(parser, [text])
 
-    assert read(make() or parser, *cut(text, places)) == whole
-    assert merged(events_of(make() or parser, text)) == whole
+    ids = [event.id for event in events if isinstance(event, CallBegun)]
+    assert len(set(ids)) == len(ids)
+    assert read(make() or parser, *cut(text, places)) == merged(events)
+    assert read(make() or parser, *text) == merged(events)
 
 
 FORMATS = make_formats()

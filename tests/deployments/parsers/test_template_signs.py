@@ -1,4 +1,4 @@
-"""Formats told from chat templates."""
+"""Formats recognised by chat templates."""
 
 from __future__ import annotations
 

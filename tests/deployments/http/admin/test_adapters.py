@@ -1,4 +1,4 @@
-"""The names of adapters: one that is merged into the model, and several beside it."""
+"""Names of adapters: one merged into the model, or several loaded next to it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ async def test_the_adapter_is_listed_with_its_parent() -> None:
     assert card == cards[1]
 
 
-async def test_paths_of_adapters_are_nobody_elses_business() -> None:
+async def test_paths_of_adapters_are_not_shown() -> None:
     async with make_client(make_server()) as client:
-        told = await client.get("/server_info")
+        info = await client.get("/server_info")
 
-    assert told.json()["config"]["lora"]["adapters"] == [{"name": "pirate"}]
-    assert "/secret" not in told.text
+    assert info.json()["config"]["lora"]["adapters"] == [{"name": "pirate"}]
+    assert "/secret" not in info.text
 
 
 SEVERAL = {"adapters": [{"name": name, "path": f"/{name}"} for name in ("pirate", "json")]}
@@ -80,7 +80,7 @@ async def test_the_engine_is_asked_for_the_adapter_that_a_request_names(
 
 
 @pytest.mark.parametrize("dialect", ["tgi", "lightllm"])
-async def test_so_it_is_by_other_servers_words(dialect: str) -> None:
+async def test_other_dialects_name_adapters_too(dialect: str) -> None:
     api = {"generate_dialect": dialect}
     server = FakeServer(config=make_server_config(lora=SEVERAL, api=api))
     async with make_client(server) as client:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.configs.errors import EngineError, QueueFull
+from remora.configs.errors import EngineError
 from tests.deployments.fakes import (
     CharTokenizer,
     FakeEngine,
@@ -20,7 +20,8 @@ from tests.deployments.fakes import (
     make_server_config,
 )
 from tests.deployments.http.core.test_disconnect import running
-from tests.deployments.http.responses.test_response import THOUGHT_AND_CALL, make_parsing_server
+from tests.deployments.http.responses.test_response import REASONING_AND_CALL, make_parsing_server
+from tests.deployments.http.streams import named_events, prompt_of, without_repeats
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 ADD: dict[str, Any] = {
@@ -56,25 +57,10 @@ async def messages_of(**body: Any) -> Any:
     return server.tokenizer.rendered[-1]["messages"]
 
 
-def read(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events; each frame is named like what it holds."""
-    events = []
-    for frame in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
-def names(events: list[dict[str, Any]]) -> list[str]:
-    """Return what happened; deltas of one kind in a row are one."""
-    told = [event["delta"]["type"] if "index" in event and "delta" in event else event["type"]
-            for event in events]  # fmt: skip
-    return [
-        name
-        for place, name in enumerate(told)
-        if not (name.endswith("_delta") and place and told[place - 1] == name)
-    ]
+def names_of(events: list[dict[str, Any]]) -> list[str]:
+    return without_repeats(
+        [e["delta"]["type"] if "index" in e and "delta" in e else e["type"] for e in events]
+    )
 
 
 async def test_a_message_holds_a_text_and_the_usage() -> None:
@@ -90,11 +76,11 @@ async def test_a_message_holds_a_text_and_the_usage() -> None:
     }
 
 
-async def test_thought_text_and_calls_are_blocks_in_order() -> None:
-    body = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()
+async def test_reasoning_text_and_calls_are_blocks_in_order() -> None:
+    body = (await post(make_parsing_server(REASONING_AND_CALL), tools=[ADD])).json()
 
-    thought, text, call = body["content"]
-    assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    reasoning, text, call = body["content"]
+    assert reasoning == {"type": "thinking", "thinking": "Hm.", "signature": ""}
     assert text["text"].startswith("Look:")
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
     assert body["stop_reason"] == "tool_use"
@@ -120,8 +106,8 @@ async def test_the_end_has_its_reason(
 
 
 async def test_a_call_cut_by_the_limit_has_no_input() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
-    room = len(THOUGHT_AND_CALL.removesuffix("1}}\n</tool_call>"))
+    server = make_parsing_server(REASONING_AND_CALL)
+    room = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
     body = (await post(server, tools=[ADD], max_tokens=room)).json()
 
     assert body["content"][-1]["input"] == {}
@@ -131,10 +117,10 @@ async def test_a_call_cut_by_the_limit_has_no_input() -> None:
 async def test_an_answer_of_nothing_is_an_empty_text() -> None:
     server = make_parsing_server("<think>")
     whole = (await post(server)).json()
-    streamed = read(await post(server, stream=True))
+    streamed = named_events(await post(server, stream=True))
 
     assert whole["content"] == [{"type": "text", "text": ""}]
-    assert names(streamed)[1:3] == ["content_block_start", "content_block_stop"]
+    assert names_of(streamed)[1:3] == ["content_block_start", "content_block_stop"]
 
 
 async def test_blocks_become_messages() -> None:
@@ -178,7 +164,7 @@ async def test_blocks_become_messages() -> None:
 
 
 async def test_an_answer_sent_back_as_it_came_is_understood() -> None:
-    answer = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()
+    answer = (await post(make_parsing_server(REASONING_AND_CALL), tools=[ADD])).json()
     result = {"type": "tool_result", "tool_use_id": answer["content"][2]["id"], "content": "2"}
 
     turns = [*HELLO, {"role": "assistant", "content": answer["content"]}]
@@ -191,20 +177,21 @@ async def test_an_answer_sent_back_as_it_came_is_understood() -> None:
 async def test_an_answer_that_is_begun_goes_on() -> None:
     server = FakeServer()
     await post(server, messages=[*HELLO, {"role": "assistant", "content": "The "}])
-    prompt = "".join(map(chr, server.client.requests[0].prompt_ids))
-    assert prompt.endswith("<|assistant|>The ")
+    assert prompt_of(server).endswith("<|assistant|>The ")
 
 
 async def test_names_of_tools_may_be_as_long_as_anthropics() -> None:
     name = "n" * 128
-    asked = make_parsing_server("x")
-    choice = {"type": "tool", "name": name}
     use = {"type": "tool_use", "id": "t1", "name": name, "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "3"}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    fields: dict[str, Any] = {"tools": [ADD | {"name": name}], "tool_choice": choice}
 
-    response = await post(asked, messages=[*HELLO, *turns], **fields)
+    response = await post(
+        make_parsing_server("x"),
+        messages=[*HELLO, *turns],
+        tools=[ADD | {"name": name}],
+        tool_choice={"type": "tool", "name": name},
+    )
 
     assert response.status_code == 200
 
@@ -241,39 +228,36 @@ async def test_an_output_format_becomes_a_grammar(fields: dict[str, Any]) -> Non
     assert constraint.kind == "json_schema"
 
 
-async def test_an_output_has_one_format() -> None:
-    response = await post(output_format=FORMAT, output_config={"format": FORMAT})
+@pytest.mark.parametrize(
+    ("fields", "grammar", "named"),
+    [
+        ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, {}, "output_format"),
+        ({"output_format": FORMAT, "tools": [ADD]}, {"backend": "outlines"}, "output_format"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 100}},
+            {},
+            "thinking.budget_tokens",
+        ),
+    ],
+)
+async def test_what_cannot_be_served_is_named_as_it_was_sent(
+    fields: dict[str, Any], grammar: dict[str, Any], named: str
+) -> None:
+    config = make_server_config(api={"tool_parser": "hermes"}, grammar=grammar)
+    response = await post(FakeServer(config=config), **fields)
     assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("output_format cannot be combined")
+    assert response.json()["error"]["message"].startswith(named)
 
 
-async def test_a_format_that_cannot_be_held_to_is_named_as_it_was_sent() -> None:
-    config = make_server_config(api={"tool_parser": "hermes"}, grammar={"backend": "outlines"})
-    response = await post(FakeServer(config=config), output_format=FORMAT, tools=[ADD])
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("output_format beside tools")
-
-
-async def test_thinking_is_switched_on_and_limited() -> None:
+async def test_thinking_is_switched_and_limited() -> None:
     server = make_parsing_server("<think>a</think>b")
     server.tokenizer = CharTokenizer("enable_thinking")
     await post(server, thinking={"type": "enabled", "budget_tokens": 100})
+    await post(server, thinking={"type": "disabled"})
 
-    assert server.tokenizer.rendered[0]["enable_thinking"] is True
+    assert [seen["enable_thinking"] for seen in server.tokenizer.rendered] == [True, False]
     assert server.client.requests[0].reasoning is not None
     assert server.client.requests[0].reasoning.budget == 100
-
-
-async def test_thinking_that_cannot_be_is_refused() -> None:
-    thinking = {"type": "enabled", "budget_tokens": 100}
-    error = (await post(thinking=thinking)).json()["error"]
-    assert error["message"].startswith("thinking.budget_tokens")
-
-
-async def test_thinking_is_switched_off() -> None:
-    server = FakeServer(tokenizer=CharTokenizer("enable_thinking"))
-    await post(server, thinking={"type": "disabled"})
-    assert server.tokenizer.rendered[0]["enable_thinking"] is False
 
 
 @pytest.mark.parametrize("variables", [(), ("reasoning_effort",)])
@@ -282,14 +266,14 @@ async def test_an_effort_is_told_to_templates_that_know_it(variables: tuple[str,
     response = await post(server, output_config={"effort": "low"})
 
     assert response.status_code == 200
-    told = server.tokenizer.rendered[0].get("reasoning_effort")
-    assert told == ("low" if variables else None)
+    effort = server.tokenizer.rendered[0].get("reasoning_effort")
+    assert effort == ("low" if variables else None)
 
 
 async def test_the_events_of_a_text() -> None:
-    events = read(await post(stream=True))
+    events = named_events(await post(stream=True))
 
-    assert names(events) == [
+    assert names_of(events) == [
         "message_start",
         *("content_block_start", "text_delta", "content_block_stop"),
         *("message_delta", "message_stop"),
@@ -301,11 +285,11 @@ async def test_the_events_of_a_text() -> None:
     assert events[-2]["usage"] == make_usage(6)
 
 
-async def test_the_events_of_thought_text_and_call() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
-    events = read(await post(server, tools=[ADD], stream=True))
+async def test_the_events_of_reasoning_text_and_call() -> None:
+    server = make_parsing_server(REASONING_AND_CALL)
+    events = named_events(await post(server, tools=[ADD], stream=True))
 
-    assert names(events) == [
+    assert names_of(events) == [
         "message_start",
         *("content_block_start", "thinking_delta", "content_block_stop"),
         *("content_block_start", "text_delta", "content_block_stop"),
@@ -323,19 +307,12 @@ async def test_the_events_of_thought_text_and_call() -> None:
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-async def test_an_error_before_the_first_token_is_a_status() -> None:
-    response = await post(FakeServer(FakeEngine(error=QueueFull("m"))), stream=True)
-    assert response.status_code == 429
-    assert response.json()["type"] == "error"
-    assert response.json()["error"]["type"] == "rate_limit_error"
-
-
 async def test_an_error_after_the_first_token_is_the_last_event() -> None:
     server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=2))
     response = await post(server, stream=True)
-    events = read(response)
+    events = named_events(response)
 
-    assert names(events) == ["message_start", "content_block_start", "text_delta", "error"]
+    assert names_of(events) == ["message_start", "content_block_start", "text_delta", "error"]
     assert events[-1]["error"]["type"] == "api_error"
     assert "secret" not in response.text
 
@@ -356,33 +333,22 @@ async def test_signs_of_life_are_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"event: message_stop" in connection.sent[-2]["body"]
 
 
-async def test_counted_tokens_are_those_of_a_messages_prompt() -> None:
+async def test_counted_tokens_are_those_of_a_messages_prompt_even_beyond_the_context() -> None:
     server = make_parsing_server("x")
     body: dict[str, Any] = {"system": "Be brief.", "tools": [ADD]}
     counted = (await post(server, "/count_tokens", **body)).json()
     usage = (await post(server, **body)).json()["usage"]
+    long = await post(FakeServer(plan=make_plan(max_model_len=10)), "/count_tokens")
 
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
-
-
-async def test_tokens_are_counted_beyond_the_context() -> None:
-    server = FakeServer(plan=make_plan(max_model_len=10))
-    assert (await post(server, "/count_tokens")).json() == {"input_tokens": 23}
+    assert long.json() == {"input_tokens": 23}
 
 
 @pytest.mark.parametrize("path", ["", "/count_tokens"])
-async def test_unknown_models_and_ignored_fields_are_told(path: str) -> None:
-    unknown = await post(None, path, model="other")
+async def test_ignored_fields_are_reported(path: str) -> None:
     ignored = await post(None, path, context_management={"edits": []})
     strict = FakeServer(config=make_config(unknown_fields="reject"))
     refused = await post(strict, path, context_management={"edits": []})
 
-    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     assert ignored.headers["x-remora-ignored-fields"] == "context_management"
     assert refused.status_code == 400
-
-
-async def test_a_prompt_too_long_says_so() -> None:
-    response = await post(FakeServer(plan=make_plan(max_model_len=10)))
-    assert response.status_code == 400
-    assert "maximum context length is 10 tokens" in response.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Files and batches: what the openai client does with them, and what becomes of them on disk."""
+"""Files and batches, through the openai client and on disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, make_plan
 from tests.moments import cancelled, end, nothing_left, steps
 
-URL = "/v1/chat/completions"
+URL, FILES = "/v1/chat/completions", "http://remora/v1/files"
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +80,19 @@ async def start(client: openai.AsyncOpenAI, *lines: Any, endpoint: Any = URL) ->
     )
 
 
+async def run(client: openai.AsyncOpenAI, server: FakeServer, *lines: Any, **options: Any) -> Batch:
+    """Run a batch of these lines to its end."""
+    made = await start(client, *lines, **options)
+    await make_runner(server)[0].run_next()
+    return await client.batches.retrieve(made.id)
+
+
+async def errors_of(client: openai.AsyncOpenAI, server: FakeServer, *lines: Any) -> Any:
+    """Run a batch; return its status and the lines of its error file."""
+    done = await run(client, server, *lines)
+    return done, await read_lines(client, done.error_file_id)
+
+
 async def read_lines(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
     assert file_id is not None
     content = await client.files.content(file_id)
@@ -100,20 +113,16 @@ async def test_a_file_comes_back_as_it_was_sent(tmp_path: Path) -> None:
         found = await client.files.retrieve(made.id)
         listed = [file.id async for file in client.files.list(purpose="batch")]
         content = await client.files.content(made.id)
+        parents = parents_of(tmp_path, made.id)
+        deleted = await client.files.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(made.id)
 
     assert (made.bytes, made.purpose, made.status) == (len(data), "batch", "processed")
     assert found == made
     assert listed == [made.id]
     assert content.content == data
-    assert parents_of(tmp_path, made.id) == {tmp_path / "files"}
-
-
-async def test_a_deleted_file_is_gone(tmp_path: Path) -> None:
-    async with opened(make_server(tmp_path)) as client:
-        made = await client.files.create(file=b"{}", purpose="batch")
-        deleted = await client.files.delete(made.id)
-        with pytest.raises(openai.NotFoundError):
-            await client.files.content(made.id)
+    assert parents == {tmp_path / "files"}
     assert deleted.deleted
     assert not parents_of(tmp_path, "file-")
 
@@ -127,36 +136,24 @@ async def test_a_name_that_is_not_ours_is_not_found(tmp_path: Path, name: str) -
                 await client.get(path, cast_to=object)
 
 
-@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 413)])
-async def test_an_upload_may_be_as_large_as_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excess: int, status: int
+async def test_an_upload_may_be_as_large_as_the_limit_with_or_without_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_upload, "MAX_UPLOAD_BYTES", 100_000)
     form: dict[str, Any] = {"data": {"purpose": "batch"}}
-    async with opened(make_server(tmp_path)) as client:
-        request = httpx.Request("POST", "http://x", files={"file": b""}, **form)
-        room = 100_000 - len(request.read())
-        response = await client._client.post(
-            "http://remora/v1/files", files={"file": b"x" * (room + excess)}, **form
-        )
-        assert response.status_code == status, response.text
-
-
-async def test_an_upload_that_does_not_say_its_length_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files_upload, "MAX_UPLOAD_BYTES", 1000)
+    room = 100_000 - len(httpx.Request("POST", "http://x", files={"file": b""}, **form).read())
 
     async def endless() -> AsyncGenerator[bytes, None]:
         yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n'
         while True:
-            yield b"x" * 100
+            yield b"x" * 10_000
 
     async with opened(make_server(tmp_path)) as client:
+        send = client._client.post
+        whole = [await send(FILES, files={"file": b"x" * (room + n)}, **form) for n in (0, 1)]
         headers = {"content-type": "multipart/form-data; boundary=b"}
-        url = "http://remora/v1/files"
-        response = await client._client.post(url, content=endless(), headers=headers)
-    assert response.status_code == 413
+        unending = await send(FILES, content=endless(), headers=headers)
+    assert [response.status_code for response in (*whole, unending)] == [200, 413, 413]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +169,7 @@ async def test_a_malformed_form_is_refused(
     tmp_path: Path, headers: dict[str, str], content: bytes, status: int
 ) -> None:
     async with opened(make_server(tmp_path)) as client:
-        url = "http://remora/v1/files"
-        response = await client._client.post(url, content=content, headers=headers)
+        response = await client._client.post(FILES, content=content, headers=headers)
     assert (response.status_code, bool(response.json()["error"]["message"])) == (status, True)
 
 
@@ -202,35 +198,28 @@ async def test_an_old_file_is_removed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not parents_of(tmp_path, "file-")
 
 
+@pytest.mark.parametrize("is_local", [False, True])
 async def test_callers_do_not_see_each_others_files_and_the_operator_sees_all(
-    tmp_path: Path,
+    tmp_path: Path, is_local: bool
 ) -> None:
     server = make_server(tmp_path)
-    access = Access(keys=Keys(["a", "b"]), admin_keys=Keys(["operator"]))
+    keys, admin_keys = Keys(["a", "b"]), Keys(["operator"])
+    access = Access(keys=keys, admin_keys=admin_keys, is_local=is_local)
     async with (
         opened(server, access, "a") as one,
         opened(server, access, "b") as other,
         opened(server, access, "operator") as operator,
     ):
         batch = await start(one, make_line("x"))
-        with pytest.raises(openai.NotFoundError):
-            await other.files.retrieve(batch.input_file_id)
+        for attempt in (other.files.retrieve, other.files.content):
+            with pytest.raises(openai.NotFoundError):
+                await attempt(batch.input_file_id)
+        assert [b.id async for b in one.batches.list()] == [batch.id]
         with pytest.raises(openai.NotFoundError):
             await other.batches.cancel(batch.id)
         assert [file async for file in other.files.list()] == []
         assert [b async for b in other.batches.list()] == []
         assert [b.id async for b in operator.batches.list()] == [batch.id]
-
-
-async def test_callers_on_the_same_machine_do_not_either(tmp_path: Path) -> None:
-    server = make_server(tmp_path)
-    access = Access(keys=Keys(["a", "b"]), is_local=True)
-    async with opened(server, access, "a") as one, opened(server, access, "b") as other:
-        batch = await start(one, make_line("x"))
-        assert [b.id async for b in one.batches.list()] == [batch.id]
-        assert [b async for b in other.batches.list()] == []
-        with pytest.raises(openai.NotFoundError):
-            await other.files.content(batch.input_file_id)
 
 
 async def test_without_a_folder_the_routes_say_what_is_missing() -> None:
@@ -254,15 +243,10 @@ async def test_a_batch_runs_and_its_results_are_files(tmp_path: Path) -> None:
     server = make_server(tmp_path)
     bad = make_line("bad", messages=[])
     async with opened(server) as client:
-        made = await start(client, make_line("one"), bad, make_line("two"))
-        runner, _ = make_runner(server)
-        assert await runner.run_next()
-        done = await client.batches.retrieve(made.id)
+        done, errors = await errors_of(client, server, make_line("one"), bad, make_line("two"))
         output = await read_lines(client, done.output_file_id)
-        errors = await read_lines(client, done.error_file_id)
 
-    assert (made.status, made.metadata) == ("validating", {"a": "b"})
-    assert done.status == "completed"
+    assert (done.status, done.metadata) == ("completed", {"a": "b"})
     assert done.in_progress_at
     assert done.completed_at
     assert done.request_counts is not None
@@ -292,9 +276,7 @@ async def test_a_batch_counts_the_tokens_of_its_answers(
     server = make_server(tmp_path)
     async with opened(server) as client:
         lines = [make_line(name, url, **body) for name in ("one", "two")]
-        made = await start(client, *lines, make_line("bad", url, input=7), endpoint=url)
-        await make_runner(server)[0].run_next()
-        done = await client.batches.retrieve(made.id)
+        done = await run(client, server, *lines, make_line("bad", url, input=7), endpoint=url)
 
     prompt = server.client.requests[0].prompt_ids
     assert done.usage is not None
@@ -337,8 +319,8 @@ async def test_lines_have_the_lowest_priority(
 ) -> None:
     server = make_server(tmp_path, low_priority_first=low_first)
     async with opened(server) as client:
-        await start(client, make_line("x", messages=[{"role": "user", "content": "x"}], priority=9))
-        await make_runner(server)[0].run_next()
+        messages = [{"role": "user", "content": "x"}]
+        await run(client, server, make_line("x", messages=messages, priority=9))
     assert [request.priority for request in server.client.requests] == [priority]
 
 
@@ -358,7 +340,7 @@ async def test_half_of_the_rows_are_left_to_online_requests(tmp_path: Path) -> N
     assert len(server.client.requests) == 5
 
 
-async def test_nothing_starts_while_somebody_waits(tmp_path: Path) -> None:
+async def test_nothing_starts_while_a_request_waits(tmp_path: Path) -> None:
     engine = FakeEngine()
     idle = engine.stats()
     busy = type(idle)(**{name: getattr(idle, name) for name in idle.__slots__} | {"num_waiting": 1})
@@ -391,9 +373,7 @@ async def test_a_file_with_a_wrong_line_fails_before_anything_runs(
 ) -> None:
     server = make_server(tmp_path)
     async with opened(server) as client:
-        made = await start(client, make_line("ok"), line)
-        await make_runner(server)[0].run_next()
-        done = await client.batches.retrieve(made.id)
+        done = await run(client, server, make_line("ok"), line)
     assert done.status == "failed"
     assert done.errors is not None
     assert done.errors.data is not None
@@ -450,10 +430,7 @@ async def test_what_is_left_when_the_time_is_over_expires(
     monkeypatch.setattr(batches, "WINDOW_S", -1)
     server = make_server(tmp_path)
     async with opened(server) as client:
-        made = await start(client, make_line("x"))
-        await make_runner(server)[0].run_next()
-        done = await client.batches.retrieve(made.id)
-        errors = await read_lines(client, done.error_file_id)
+        done, errors = await errors_of(client, server, make_line("x"))
     assert done.status == "expired"
     assert errors["x"]["error"]["code"] == "batch_expired"
     assert not server.client.requests
@@ -525,10 +502,7 @@ async def test_an_engine_that_fails_each_time_fails_the_line(
     monkeypatch.setattr(batches_runner, "ENGINE_RETRY_S", 0.0)
     server = make_server(tmp_path, FakeEngine(error=EngineError("bug")))
     async with opened(server) as client:
-        made = await start(client, make_line("x"))
-        await make_runner(server)[0].run_next()
-        done = await client.batches.retrieve(made.id)
-        errors = await read_lines(client, done.error_file_id)
+        _, errors = await errors_of(client, server, make_line("x"))
     assert errors["x"]["response"]["status_code"] == 500
 
 
@@ -556,7 +530,7 @@ async def test_batches_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.M
     assert everything == made[::-1]
 
 
-async def test_a_run_that_is_cancelled_holds_the_batch_until_nobody_writes_any_more(
+async def test_a_run_that_is_cancelled_holds_the_batch_until_no_thread_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from tests.deployments.fakes import (
     make_config,
     make_plan,
 )
+from tests.deployments.http.streams import events, prompt_of
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 TURN = [{"role": "user", "content": "abcdefghijkl"}]
@@ -35,11 +35,6 @@ def make_server(text: str = "Paris.", *, tokenizer: Any = None, **api: Any) -> F
 async def post(server: FakeServer, path: str, **body: Any) -> httpx.Response:
     async with make_client(server) as client:
         return await client.post(path, json=body)
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    data = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in data if line != "[DONE]"]
 
 
 # -- prompts that are too long -----------------------------------------------------------------
@@ -71,32 +66,19 @@ async def test_a_prompt_is_cut_to_leave_room_for_the_output(
     assert await ask(drops) == (200, kept)
 
 
-async def test_a_prompt_that_fits_is_left_as_it_is() -> None:
-    server = make_server(prompt_truncation="center")
-    await post(server, COMPLETIONS, prompt=PROMPT, max_tokens=4)
-
-    (request,) = server.client.requests
-    assert "".join(map(chr, request.prompt_ids)) == PROMPT
-
-
-async def test_a_chat_of_any_length_is_cut() -> None:
+async def test_prompts_are_cut_only_if_needed_and_first_as_the_request_says() -> None:
     server = make_server(prompt_truncation="head")
     long = [{"role": "user", "content": "a" * 100_000}]
+    fields = {"truncate_prompt_tokens": 3, "truncation_side": "right", "echo": True}
+
+    await post(server, COMPLETIONS, prompt=PROMPT, max_tokens=4)
     assert (await post(server, CHAT, messages=long, max_tokens=10)).status_code == 200
+    own = await post(server, COMPLETIONS, prompt=PROMPT, max_tokens=1, **fields)
 
-    (request,) = server.client.requests
-    assert len(request.prompt_ids) == 990
-    assert "".join(map(chr, request.prompt_ids)).endswith("aaa<|assistant|>")
-
-
-async def test_what_a_request_says_of_cutting_comes_first() -> None:
-    server = make_server(prompt_truncation="head")
-    fields = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
-    answer = await post(server, COMPLETIONS, prompt=PROMPT, echo=True, max_tokens=1, **fields)
-
-    (request,) = server.client.requests
-    assert "".join(map(chr, request.prompt_ids)) == "abc"
-    assert answer.json()["choices"][0]["text"] == "abcP"
+    assert (prompt_of(server, 0), prompt_of(server, 2)) == (PROMPT, "abc")
+    assert len(prompt_of(server, 1)) == 990
+    assert prompt_of(server, 1).endswith("aaa<|assistant|>")
+    assert own.json()["choices"][0]["text"] == "abcP"
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -115,7 +97,7 @@ async def test_a_stream_speaks_every_so_many_tokens() -> None:
     assert await texts(stream_interval_tokens=4) == ["a", "bcde", "fghi", "j"]
 
 
-async def test_whoever_leaves_a_stream_of_intervals_ends_its_request() -> None:
+async def test_a_client_that_leaves_a_stream_of_intervals_ends_its_request() -> None:
     server = make_server("a" * 50, stream_interval_tokens=8)
     server.client.gate = asyncio.Event()
     async with make_client(server) as client:
@@ -220,15 +202,6 @@ async def test_long_prompts_are_tokenised_by_so_many_threads(num_threads: int) -
     assert tokenizer.most == num_threads
 
 
-async def test_the_prompts_of_one_request_are_tokenised_in_one_call() -> None:
-    tokenizer = SlowTokenizer()
-    server = make_server(tokenizer=tokenizer)
-    await post(server, COMPLETIONS, prompt=["ab", "cd", "ef"], max_tokens=1)
-
-    assert tokenizer.batches == [3]
-    assert [list(r.prompt_ids) for r in server.client.requests] == [[97, 98], [99, 100], [101, 102]]
-
-
 @pytest.mark.observes("api.tokenizer_batch_size")
 async def test_prompts_that_come_together_are_tokenised_in_one_call() -> None:
     tokenizer = SlowTokenizer()
@@ -238,14 +211,19 @@ async def test_prompts_that_come_together_are_tokenised_in_one_call() -> None:
     assert max(tokenizer.batches) == 4
     assert sum(tokenizer.batches) == 10
 
+    await post(server, COMPLETIONS, prompt=["ab", "cd", "ef"], max_tokens=1)
+    assert tokenizer.batches[-1] == 3  # the prompts of one request, too
+
 
 @pytest.mark.observes("api.tokenizer_batch_wait_s")
-async def test_a_lone_prompt_waits_no_longer_than_the_operator_says() -> None:
-    async def seconds(wait_s: float) -> float:
-        server = make_server(tokenizer_batch_size=4, tokenizer_batch_wait_s=wait_s)
-        started = time.monotonic()
-        await post(server, COMPLETIONS, prompt="a", max_tokens=1)
-        return time.monotonic() - started
+@pytest.mark.parametrize(("wait_s", "answered"), [(1.0, False), (0.0, True)])
+async def test_a_lone_prompt_waits_as_long_as_the_operator_says(
+    wait_s: float, answered: bool
+) -> None:
+    server = make_server(tokenizer_batch_size=4, tokenizer_batch_wait_s=wait_s)
+    asking = asyncio.create_task(post(server, COMPLETIONS, prompt="a", max_tokens=1))
 
-    assert await seconds(0.3) >= 0.3
-    assert await seconds(0.0) < 0.3
+    done, _ = await asyncio.wait([asking], timeout=10.0 if answered else 0.2)
+    asking.cancel()
+
+    assert bool(done) is answered

@@ -1,7 +1,7 @@
-"""The table of limits, row by row: what is at a limit is taken, one more is refused.
+"""The limits of bodies: a body at a limit is taken, one above it is refused.
 
-Each refusal has its status, a message with what was found and what is allowed, and is counted; the
-operator's value, where there is a key, counts instead of the default.
+Each refusal has its status, a message with the limit, and is counted; the operator's value, where
+there is a key, replaces the default.
 """
 
 from __future__ import annotations
@@ -109,11 +109,10 @@ def extra(literal: Callable[[int], str]) -> Callable[[int], str]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table at one path.
+    """One limit at one path.
 
     limit:  key of the configuration, and the counter's label
     make:   the body with so much of it: an object, or JSON text
-    says:   what a message tells beside the limit, given one more than is allowed
     """
 
     limit: str
@@ -121,8 +120,6 @@ class Row:
     make: Callable[[int], Any]
     param: str | None = None
     default: int | None = None
-    says: str = "{}"
-    config: dict[str, Any] | None = None
 
     @property
     def at(self) -> int:
@@ -138,128 +135,96 @@ class Row:
 FORMAT = "response_format"
 
 
-def schema(source: Any) -> dict[str, Any]:
-    return of(CHAT, response_format={"type": "json_schema", "json_schema": {"schema": source}})
+def row(limit: str, path: str, field: str, make: Callable[[int], Any], **options: Any) -> Row:
+    """Return a row whose limit applies to one field."""
+    options = {"param": field} | options
+    return Row(limit, path, lambda n: of(path, **{field: make(n)}), **options)
 
 
+def parts(kind: str) -> Callable[[int], Any]:
+    return lambda n: [{"role": "user", "content": [{"type": kind, "text": "a"}] * n}]
+
+
+def strings(n: int) -> list[str]:
+    return ["x"] * n
+
+
+def text(n: int) -> str:
+    return "x" * n
+
+
+def biases(n: int) -> dict[str, int]:
+    return {f"{i % 257:0{3 + i // 257}d}": 0 for i in range(n)}
+
+
+def formatted(source: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": source}}
+
+
+def asking(name: str) -> Callable[[int], Any]:
+    return lambda n: {name: strings(n) if name == "stop" else n}
+
+
+PART, NAMES = "[0].content", "sampling_params"
 ROWS = [
     # JSON itself
-    Row("max_json_depth", COMPLETIONS, extra(lambda n: "[" * (n - 1) + "]" * (n - 1)), says=""),
-    Row(
-        "max_json_depth",
-        COMPLETIONS,
-        extra(lambda n: '{"a":' * (n - 1) + "1" + "}" * (n - 1)),
-        says="",
-    ),
-    Row("max_json_digits", COMPLETIONS, extra(lambda n: "9" * n), says=""),
-    Row("max_json_digits", COMPLETIONS, extra(lambda n: "-" + "9" * n), says=""),
-    # counts of things in a body
-    Row("max_messages", CHAT, lambda n: of(CHAT, messages=turns(n)), "messages"),
-    Row("max_messages", RESPONSES, lambda n: of(RESPONSES, input=turns(n)), "input"),
-    Row("max_messages", MESSAGES, lambda n: of(MESSAGES, messages=turns(n)), "messages"),
-    Row("max_messages", OLLAMA, lambda n: of(OLLAMA, messages=turns(n)), "messages"),
-    Row("max_messages", TOKENIZE, lambda n: of(TOKENIZE, messages=turns(n)), "messages"),
-    Row(
-        "max_parts",
-        CHAT,
-        lambda n: of(
-            CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * n}]
-        ),
-        "messages[0].content",
-    ),
-    Row(
-        "max_parts",
-        RESPONSES,
-        lambda n: of(
-            RESPONSES,
-            input=[{"role": "user", "content": [{"type": "input_text", "text": "a"}] * n}],
-        ),
-        "input[0].content",
-    ),
-    Row(
-        "max_parts",
-        MESSAGES,
-        lambda n: of(
-            MESSAGES, messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * n}]
-        ),
-        "messages[0].content",
-    ),
-    Row("max_tools", CHAT, lambda n: of(CHAT, tools=tools(n)), "tools"),
-    Row(
-        "max_tools",
-        CHAT,
-        lambda n: of(CHAT, functions=[{"name": f"f{i}"} for i in range(n)]),
-        "functions",
-    ),
-    Row("max_tools", RESPONSES, lambda n: of(RESPONSES, tools=functions(n)), "tools"),
-    Row("max_tools", MESSAGES, lambda n: of(MESSAGES, tools=named(n)), "tools"),
-    Row("max_tools", OLLAMA, lambda n: of(OLLAMA, tools=tools(n)), "tools"),
-    Row("max_stops", CHAT, lambda n: of(CHAT, stop=["x"] * n), "stop"),
-    Row("max_stops", COMPLETIONS, lambda n: of(COMPLETIONS, stop_regex=["x"] * n), "stop_regex"),
-    Row("max_stops", MESSAGES, lambda n: of(MESSAGES, stop_sequences=["x"] * n), "stop_sequences"),
-    Row(
-        "max_stops",
-        GENERATE,
-        lambda n: of(GENERATE, sampling_params={"stop": ["x"] * n}),
-        "sampling_params.stop",
-    ),
-    Row("max_stop_chars", CHAT, lambda n: of(CHAT, stop="x" * n), "stop[0]"),
-    Row("max_stop_chars", COMPLETIONS, lambda n: of(COMPLETIONS, stop=["x" * n]), "stop[0]"),
-    Row(
-        "max_logit_biases",
-        CHAT,
-        lambda n: of(CHAT, logit_bias={f"{i % 257:0{3 + i // 257}d}": 0 for i in range(n)}),
-        "logit_bias",
-    ),
-    Row("max_prompts", COMPLETIONS, lambda n: of(COMPLETIONS, prompt=["a"] * n), "prompt"),
-    Row("max_prompts", COMPLETIONS, lambda n: of(COMPLETIONS, prompt=[[97]] * n), "prompt"),
-    Row("max_prompts", GENERATE, lambda n: of(GENERATE, text=["a"] * n), "text"),
-    Row("max_prompts", TOKENIZE, lambda n: of(TOKENIZE, prompt=["a"] * n), "prompt"),
-    Row("max_prompts", "/detokenize", lambda n: {"tokens": [[97]] * n}, "tokens"),
+    Row("max_json_depth", COMPLETIONS, extra(lambda n: "[" * (n - 1) + "]" * (n - 1))),
+    Row("max_json_depth", COMPLETIONS, extra(lambda n: '{"a":' * (n - 1) + "1" + "}" * (n - 1))),
+    Row("max_json_digits", COMPLETIONS, extra(lambda n: "9" * n)),
+    Row("max_json_digits", COMPLETIONS, extra(lambda n: "-" + "9" * n)),
+    # counts of entries in a body
+    row("max_messages", CHAT, "messages", turns),
+    row("max_messages", RESPONSES, "input", turns),
+    row("max_messages", MESSAGES, "messages", turns),
+    row("max_messages", OLLAMA, "messages", turns),
+    row("max_messages", TOKENIZE, "messages", turns),
+    row("max_parts", CHAT, "messages", parts("text"), param=f"messages{PART}"),
+    row("max_parts", RESPONSES, "input", parts("input_text"), param=f"input{PART}"),
+    row("max_parts", MESSAGES, "messages", parts("text"), param=f"messages{PART}"),
+    row("max_tools", CHAT, "tools", tools),
+    row("max_tools", CHAT, "functions", lambda n: [{"name": f"f{i}"} for i in range(n)]),
+    row("max_tools", RESPONSES, "tools", functions),
+    row("max_tools", MESSAGES, "tools", named),
+    row("max_tools", OLLAMA, "tools", tools),
+    row("max_stops", CHAT, "stop", strings),
+    row("max_stops", COMPLETIONS, "stop_regex", strings),
+    row("max_stops", MESSAGES, "stop_sequences", strings),
+    row("max_stops", GENERATE, NAMES, asking("stop"), param=f"{NAMES}.stop"),
+    row("max_stop_chars", CHAT, "stop", text, param="stop[0]"),
+    row("max_stop_chars", COMPLETIONS, "stop", lambda n: [text(n)], param="stop[0]"),
+    row("max_logit_biases", CHAT, "logit_bias", biases),
+    row("max_prompts", COMPLETIONS, "prompt", strings),
+    row("max_prompts", COMPLETIONS, "prompt", lambda n: [[97]] * n),
+    row("max_prompts", GENERATE, "text", strings),
+    row("max_prompts", TOKENIZE, "prompt", strings),
+    row("max_prompts", "/detokenize", "tokens", lambda n: [[97]] * n),
     # products and sizes of outputs
-    Row("max_n", CHAT, lambda n: of(CHAT, n=n), "n"),
-    Row("max_n", COMPLETIONS, lambda n: of(COMPLETIONS, n=n), "n"),
-    Row("max_n", COMPLETIONS, lambda n: of(COMPLETIONS, best_of=n), "best_of"),
-    Row("max_n", GENERATE, lambda n: of(GENERATE, sampling_params={"n": n}), "sampling_params.n"),
-    Row(
-        "max_top_logprobs", CHAT, lambda n: of(CHAT, logprobs=True, top_logprobs=n), "top_logprobs"
-    ),
-    Row("max_top_logprobs", COMPLETIONS, lambda n: of(COMPLETIONS, logprobs=n), "logprobs"),
-    Row(
-        "max_top_logprobs",
-        COMPLETIONS,
-        lambda n: of(COMPLETIONS, prompt_logprobs=n),
-        "prompt_logprobs",
-    ),
-    Row(
-        "max_top_logprobs",
-        GENERATE,
-        lambda n: of(GENERATE, return_logprob=True, top_logprobs_num=n),
-        "top_logprobs_num",
-    ),
-    Row("max_top_logprobs", RESPONSES, lambda n: of(RESPONSES, top_logprobs=n), "top_logprobs"),
+    row("max_n", CHAT, "n", int),
+    row("max_n", COMPLETIONS, "n", int),
+    row("max_n", COMPLETIONS, "best_of", int),
+    row("max_n", GENERATE, NAMES, asking("n"), param=f"{NAMES}.n"),
+    Row("max_top_logprobs", CHAT, lambda n: of(CHAT, logprobs=True, top_logprobs=n),
+        "top_logprobs"),
+    row("max_top_logprobs", COMPLETIONS, "logprobs", int),
+    row("max_top_logprobs", COMPLETIONS, "prompt_logprobs", int),
+    Row("max_top_logprobs", GENERATE, lambda n: of(GENERATE, return_logprob=True,
+                                                   top_logprobs_num=n), "top_logprobs_num"),
+    row("max_top_logprobs", RESPONSES, "top_logprobs", int),
     # constraints
-    Row("max_source_bytes", CHAT, lambda n: schema(padded(n)), FORMAT),
-    Row(
-        "max_source_bytes",
-        COMPLETIONS,
-        lambda n: of(COMPLETIONS, ebnf=f'root ::= "{"a" * (n - 11)}"'),
-        "ebnf",
-    ),
-    Row("max_depth", CHAT, lambda n: schema(nested(n)), FORMAT, says=""),
-    Row("max_nodes", CHAT, lambda n: schema({"examples": [[]] * (n - 2)}), FORMAT, says=""),
-]
+    row("max_source_bytes", CHAT, FORMAT, lambda n: formatted(padded(n))),
+    row("max_source_bytes", COMPLETIONS, "ebnf", lambda n: f'root ::= "{"a" * (n - 11)}"'),
+    row("max_depth", CHAT, FORMAT, lambda n: formatted(nested(n))),
+    row("max_nodes", CHAT, FORMAT, lambda n: formatted({"examples": [[]] * (n - 2)})),
+]  # fmt: skip
 FIXED = [
-    Row("max_pattern_bytes", CHAT, lambda n: of(CHAT, regex="a" * n), "regex", 2048),
-    Row("max_repeats", CHAT, lambda n: of(CHAT, regex=f"a{{{n}}}"), "regex", 10_000),
-    Row("max_repeats", CHAT, lambda n: of(CHAT, ebnf=f'root ::= "a"{{1,{n}}}'), "ebnf", 10_000),
-    Row(
-        "max_choices",
-        COMPLETIONS,
-        lambda n: of(COMPLETIONS, structured_outputs={"choice": [f"c{i}" for i in range(n)]}),
-        "structured_outputs.choice",
-        1024,
-        says="",
+    row("max_pattern_bytes", CHAT, "regex", lambda n: "a" * n, default=2048),
+    row("max_repeats", CHAT, "regex", lambda n: f"a{{{n}}}", default=10_000),
+    row("max_repeats", CHAT, "ebnf", lambda n: f'root ::= "a"{{1,{n}}}', default=10_000),
+    row(
+        *("max_choices", COMPLETIONS, "structured_outputs"),
+        lambda n: {"choice": [f"c{i}" for i in range(n)]},
+        param="structured_outputs.choice",
+        default=1024,
     ),
 ]
 
@@ -293,7 +258,6 @@ async def check(row: Row, at: int, **sections: Any) -> None:
     assert refused.status_code == 400
     assert error.get("param", row.param) == row.param
     assert str(at) in error["message"]
-    assert row.says.format(at + 1) in error["message"]
     assert lines == counted(row.limit)
 
 

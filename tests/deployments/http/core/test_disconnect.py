@@ -31,6 +31,7 @@ BODIES = [
     ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
     ("/generate", {"text": "a", "stream": True}),
     ("/v1/responses", {"input": "a", "stream": True}),
+    ("/v1/messages", CHAT | {"max_tokens": 9, "stream": True}),
 ]
 
 

@@ -72,11 +72,8 @@ class Endpoint:
     def long(self) -> dict[str, Any]:
         """Return a body whose prompt does not fit."""
         text = "x" * 1500
-        return (
-            self.body | {self.text: [{"role": "user", "content": text}]}
-            if (self.text == "messages")
-            else self.body | {self.text: text}
-        )
+        turns = [{"role": "user", "content": text}]
+        return self.body | {self.text: turns if self.text == "messages" else text}
 
     @property
     def is_tgi(self) -> bool:
@@ -84,77 +81,30 @@ class Endpoint:
 
 
 STREAM = {"stream": True, "model": "tiny"}
+INPUTS = {"inputs": "x"}
 ENDPOINTS = [
-    Endpoint(name="chat", path="/v1/chat/completions", body=TURNS | STREAM, shape=is_openai),
-    Endpoint(
-        name="completions",
-        path="/v1/completions",
-        body={"prompt": "x"} | STREAM,
-        text="prompt",
-        shape=is_openai,
-    ),
-    Endpoint(
-        name="responses",
-        path="/v1/responses",
-        body={"input": "x"} | STREAM,
-        text="input",
-        shape=is_openai,
-    ),
-    Endpoint(
-        name="messages",
-        path="/v1/messages",
-        body=TURNS | {"max_tokens": 9} | STREAM,
-        shape=is_anthropic,
-    ),
-    Endpoint(name="ollama chat", path="/api/chat", body=TURNS | STREAM, shape=is_ollama),
-    Endpoint(
-        name="ollama generate",
-        path="/api/generate",
-        body={"prompt": "x"} | STREAM,
-        text="prompt",
-        shape=is_ollama,
-    ),
-    *(
-        Endpoint(
-            name=f"sglang {dialect}",
-            path="/generate",
-            body={"text": "x"} | STREAM,
-            text="text",
-            shape=is_openai,
-            dialect=dialect,
-        )
-        for dialect in ("auto", "sglang")
-    ),
-    *(
-        Endpoint(
-            name=f"{dialect} {path}",
-            path=path,
-            body={"inputs": "x"} | STREAM,
-            text="inputs",
-            shape=is_tgi,
-            dialect=dialect,
-        )
-        for dialect, path in (
-            ("tgi", "/generate"),
-            ("tgi", "/generate_stream"),
-            ("tgi", "/"),
-            ("auto", "/generate_stream"),
-            ("auto", "/"),
-            ("sglang", "/"),
-        )
-    ),
-    *(
-        Endpoint(
-            name=f"lightllm {path}",
-            path=path,
-            body={"inputs": "x"} | STREAM,
-            text="inputs",
-            shape=is_openai,
-            dialect="lightllm",
-        )
-        for path in ("/generate", "/generate_stream", "/")
-    ),
-]
+    Endpoint(name=f"{dialect} {path}", path=path, body=body | STREAM, shape=shape, text=text,
+             dialect=dialect)
+    for dialect, path, body, text, shape in (
+        ("auto", "/v1/chat/completions", TURNS, "messages", is_openai),
+        ("auto", "/v1/completions", {"prompt": "x"}, "prompt", is_openai),
+        ("auto", "/v1/responses", {"input": "x"}, "input", is_openai),
+        ("auto", "/v1/messages", TURNS | {"max_tokens": 9}, "messages", is_anthropic),
+        ("auto", "/api/chat", TURNS, "messages", is_ollama),
+        ("auto", "/api/generate", {"prompt": "x"}, "prompt", is_ollama),
+        ("auto", "/generate", {"text": "x"}, "text", is_openai),
+        ("sglang", "/generate", {"text": "x"}, "text", is_openai),
+        ("tgi", "/generate", INPUTS, "inputs", is_tgi),
+        ("tgi", "/generate_stream", INPUTS, "inputs", is_tgi),
+        ("tgi", "/", INPUTS, "inputs", is_tgi),
+        ("auto", "/generate_stream", INPUTS, "inputs", is_tgi),
+        ("auto", "/", INPUTS, "inputs", is_tgi),
+        ("sglang", "/", INPUTS, "inputs", is_tgi),
+        ("lightllm", "/generate", INPUTS, "inputs", is_openai),
+        ("lightllm", "/generate_stream", INPUTS, "inputs", is_openai),
+        ("lightllm", "/", INPUTS, "inputs", is_openai),
+    )
+]  # fmt: skip
 
 EACH = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
 
@@ -174,7 +124,7 @@ def client_of(server: FakeServer, prefix: str = "") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url=f"http://localhost{prefix}")
 
 
-def check_told(endpoint: Endpoint, response: httpx.Response) -> str:
+def check_error(endpoint: Endpoint, response: httpx.Response) -> str:
     """Check shape and headers of an error; return its message."""
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-should-retry"] in ("true", "false")
@@ -192,9 +142,15 @@ FAULTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], int]] = {
     "no JSON": (None, {"content": b"{"}, 400),
     "no body": (None, {"content": b""}, 400),
     "a list": (None, {"json": []}, 400),
-    "no text": (None, {"content": b"\xff\xfe"}, 400),
-    "too deep": (None, {"content": b'{"a":' * 100 + b"1" + b"}" * 100}, 400),
-    "not a number": (None, {"content": b'{"a": NaN}'}, 400),
+    **{
+        f"raw {raw[:20]!r}": (None, {"content": raw}, 400)
+        for raw in (
+            *(b"   ", b"1", b"null", b'"text"', b"\xff\xfe", b"\xef\xbb\xbf{}", b"\x00"),
+            *(b'{"a": 1} trailing', b'{"a": "\xff"}', b'{"a": "\\ud800"}', b'{"a": NaN}'),
+            *(b'{"a": "\\udc00\\ud800"}', b'{"a": Infinity}', b'{"a": 1e999}'),
+            *(b'{"a": ' + b"9" * 65 + b"}", b'{"a":' * 100 + b"1" + b"}" * 100, b"[" * 1500),
+        )
+    },
     "wrong media type": ({}, {"headers": {"content-type": "text/plain"}}, 415),
     "compressed": ({}, {"headers": {"content-encoding": "gzip"}}, 415),
     "too large": (None, {"content": b" " * (MAX_BODY_BYTES + 1)}, 413),
@@ -220,7 +176,7 @@ async def test_a_fault_has_its_status_and_its_dialects_shape(
 
             expected = 422 if endpoint.is_tgi and status == 400 else status
             assert response.status_code == expected, f"{fault}: {response.text}"
-            message = check_told(endpoint, response)
+            message = check_error(endpoint, response)
             assert LONG_NAME[:200] not in message
             assert "\x1b" not in message
     assert not server.client.requests
@@ -233,7 +189,7 @@ async def test_a_wrong_method_is_told_the_right_ones(endpoint: Endpoint, prefix:
         response = await client.delete(endpoint.path)
 
     assert response.status_code == 405
-    check_told(endpoint, response)
+    check_error(endpoint, response)
     allowed = {name.strip() for name in response.headers["allow"].split(",")}
     others = {"/generate": {"GET", "PUT"}, "/": {"GET", "HEAD"}}.get(endpoint.path, set())
     assert allowed == {"POST"} | others
@@ -258,7 +214,7 @@ async def test_what_goes_wrong_before_the_first_token_is_a_status(endpoint: Endp
 
             assert (response.status_code, stream) == (status, stream), response.text
             assert response.headers.get("retry-after") == retry_after
-            check_told(endpoint, response)
+            check_error(endpoint, response)
 
 
 @EACH
@@ -267,7 +223,7 @@ async def test_a_prompt_too_long_for_a_stream_is_a_status(endpoint: Endpoint) ->
         response = await client.post(endpoint.path, json=endpoint.long())
 
     assert response.status_code == (422 if endpoint.is_tgi else 400)
-    assert "200 tokens" in check_told(endpoint, response)
+    assert "200 tokens" in check_error(endpoint, response)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -297,7 +253,7 @@ async def test_a_body_that_does_not_arrive_is_a_408(
     async with client_of(server) as client:
         response = await client.post(endpoint.path, content=pieces())
     assert response.status_code == 408
-    check_told(endpoint, response)
+    check_error(endpoint, response)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from collections.abc import AsyncGenerator
 from contextvars import Context
 from pathlib import Path
@@ -57,9 +58,6 @@ async def test_outputs_of_one_request_are_prompts_times_n(max_sequences: int) ->
 
     assert (taken.status_code, nothing) == (200, [])
     assert (refused.status_code, counted) == (400, ["max_sequences"])
-    message = refused.json()["error"]["message"]
-    assert f"asks for {max_sequences + 16} outputs" in message
-    assert f"at most {max_sequences} are allowed" in message
 
 
 async def test_prompt_and_output_fit_the_context_to_the_last_token() -> None:
@@ -74,9 +72,10 @@ async def test_prompt_and_output_fit_the_context_to_the_last_token() -> None:
     for response, limits in ((refused, counted), (long, counted_unread)):
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert "100 tokens" in error["message"]
         assert limits == ["context_length"]
-    assert "101 tokens" in refused.json()["error"]["message"]
+    # The limit, what was asked for in all, in the prompt and in the output, and the excess.
+    numbers = set(map(int, re.findall(r"\d+", refused.json()["error"]["message"])))
+    assert numbers >= {100, 101, 90, 11, 1}
 
 
 async def test_a_text_that_cannot_fit_is_not_tokenised() -> None:
@@ -125,7 +124,6 @@ async def test_a_request_that_waits_too_long_for_its_turn_is_given_up() -> None:
         refused, counted = await complete(server, prompt=["a", "b"], stream=True)
 
     assert (refused.status_code, counted) == (503, ["queue_timeout_s"])
-    assert "waited 0.02 s" in refused.json()["error"]["message"]
     assert refused.headers["retry-after"] == "5"
     assert server.client.running == set()
 
@@ -153,8 +151,12 @@ async def test_a_request_that_runs_too_long_is_given_up() -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()), config=config)
 
     refused, counted = await complete(server, max_tokens=3)
+    stream, _ = await complete(server, max_tokens=3, stream=True)
 
     assert (refused.status_code, counted) == (504, ["request_timeout_s"])
+    assert b'"code":"timeout"' in stream.content
+    assert stream.content.endswith(b"data: [DONE]\n\n")
+    assert server.client.running == set()
 
 
 def test_the_name_of_a_limit_comes_along_between_processes() -> None:
@@ -249,14 +251,12 @@ async def test_bodies_of_handles_and_batches_are_under_the_same_limits() -> None
     assert refused.value.limit == "max_n"
 
 
-async def test_a_count_is_looked_at_before_what_is_counted() -> None:
-    """Whoever sends a million faulty messages is told of the million, not of the first."""
+async def test_entries_are_counted_before_they_are_checked() -> None:
     async with make_client() as client:
         body = {"messages": [1] * 100_000}
         response = await client.post("/v1/chat/completions", json=body)
 
-    message = response.json()["error"]["message"]
-    assert message == "messages has 100000 entries; at most 2048 are allowed."
+    assert response.json()["error"]["param"] == "messages"  # not messages[0]
 
 
 @pytest.mark.parametrize(("depth", "status"), [(8, "completed"), (9, "failed")])
@@ -312,14 +312,13 @@ async def test_parts_and_calls_are_counted_over_all_messages(
 
     assert (taken.status_code, nothing) == (200, [])
     assert (refused.status_code, counted) == (400, ["max_messages"])
-    assert f"{field} has 801 parts and calls; at most 800 are allowed in all" in refused.text
 
 
 async def test_a_conversation_that_is_gone_on_with_has_as_many_items_as_may_be_read() -> None:
-    """Thoughts become one message with what was said, so that messages alone say little."""
+    """Reasoning becomes one message with the text after it, so messages alone count too few."""
     limits = {"max_messages": 10, "max_parts": 1}
-    thought = {"type": "reasoning", "content": "a"}
-    body: dict[str, Any] = {"input": [thought] * 10}
+    reasoning = {"type": "reasoning", "content": "a"}
+    body: dict[str, Any] = {"input": [reasoning] * 10}
     async with make_client(FakeServer(config=make_server_config(limits=limits))) as client:
         for _ in range(8):
             body["previous_response_id"] = (await client.post("/v1/responses", json=body)).json()[
@@ -327,6 +326,5 @@ async def test_a_conversation_that_is_gone_on_with_has_as_many_items_as_may_be_r
             ]
         refused = await client.post("/v1/responses", json=body)
 
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "previous_response_id"
-    assert "has 88 items; at most 80 are allowed" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "previous_response_id")

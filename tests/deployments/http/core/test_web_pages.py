@@ -65,7 +65,7 @@ async def test_no_page_reaches_the_operators_routes(headers: dict[str, str]) -> 
     for response in await ask(LOCAL, None, headers):
         error = response.json()["error"]
         assert (response.status_code, error["type"]) == (403, "permission_error")
-        assert "api.admin_api_key" in error["message"]
+        assert "api.admin_api_key" in error["message"]  # the advice: which key to set
         assert "evil" not in error["message"]
 
 

@@ -17,6 +17,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": "a"},
 }
+FORMAT = "response_format"
 TAG = {"begin": "<f>", "schema": SCHEMA, "end": "</f>"}
 OLD_TAGS = {"type": "structural_tag", "structures": [TAG], "triggers": ["<f"]}
 NEW_TAGS = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -36,19 +37,9 @@ def named(**fields: Any) -> dict[str, Any]:
     ("fields", "kind", "source", "param"),
     [
         ({"response_format": {"type": "json_object"}}, "json_object", "", "response_format"),
-        (
-            {"response_format": {"type": "json_object", "schema": SCHEMA}},
-            "json_schema",
-            SCHEMA,
-            "response_format",
-        ),
+        ({FORMAT: {"type": "json_object", "schema": SCHEMA}}, "json_schema", SCHEMA, FORMAT),
         ({"response_format": named(schema=SCHEMA)}, "json_schema", SCHEMA, "response_format"),
-        (
-            {"response_format": named(schema=SCHEMA, strict=True)},
-            "json_schema",
-            SCHEMA,
-            "response_format",
-        ),
+        ({FORMAT: named(schema=SCHEMA, strict=True)}, "json_schema", SCHEMA, FORMAT),
         ({"response_format": OLD_TAGS}, "structural_tag", OLD_TAGS, "response_format"),
         ({"response_format": NEW_TAGS}, "structural_tag", NEW_TAGS, "response_format"),
         ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA, "structured_outputs"),
@@ -57,12 +48,8 @@ def named(**fields: Any) -> dict[str, Any]:
         ({"structured_outputs": {"grammar": "root ::= a"}}, "ebnf", "root ::= a", None),
         ({"structured_outputs": {"json_object": True}}, "json_object", "", "structured_outputs"),
         ({"structured_outputs": {"structural_tag": json.dumps(NEW_TAGS)}}, None, NEW_TAGS, None),
-        (
-            {"structured_outputs": {"regex": "a", "json": None, "disable_fallback": False}},
-            "regex",
-            "a",
-            "structured_outputs",
-        ),
+        ({"structured_outputs": {"regex": "a", "json": None}}, "regex", "a", "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "disable_fallback": False}}, "regex", "a", None),
         ({"guided_json": SCHEMA}, "json_schema", SCHEMA, "guided_json"),
         ({"guided_json": json.dumps(SCHEMA)}, "json_schema", SCHEMA, "guided_json"),
         ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
@@ -92,8 +79,8 @@ async def test_each_name_of_a_constraint_reaches_the_engine(
     assert isinstance(grammar, FakeGrammar)
     assert grammar.constraint is constraint
     assert constraint.kind == (kind or constraint.kind)
-    told = constraint.source if isinstance(source, str) else json.loads(constraint.source)
-    assert told == source
+    found = constraint.source if isinstance(source, str) else json.loads(constraint.source)
+    assert found == source
     assert asked_by.startswith(param or "structured_outputs")
     assert "x-remora-ignored-fields" not in response.headers
 

@@ -60,7 +60,7 @@ def test_functions_of_the_old_way_are_tools() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_thought_comes_back_under_either_name(name: str) -> None:
+def test_reasoning_comes_back_under_either_name(name: str) -> None:
     message = template_message(role="assistant", content="4", **{name: "2 and 2"})
 
     assert message["reasoning_content"] == "2 and 2"

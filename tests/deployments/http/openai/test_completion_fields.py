@@ -18,6 +18,7 @@ from tests.deployments.fakes import (
     make_client,
     make_server_config,
 )
+from tests.deployments.http.streams import prompt_of
 
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -29,10 +30,6 @@ async def post(
 ) -> httpx.Response:
     async with make_client(server) as client:
         return await client.post(path, json=body)
-
-
-def prompt_text(server: FakeServer, number: int = 0) -> str:
-    return "".join(map(chr, server.client.requests[number].prompt_ids))
 
 
 class RankedEngine(FakeEngine):
@@ -52,8 +49,8 @@ async def test_the_likeliest_of_best_of_come_first_and_all_tokens_count() -> Non
 
     body = (await post(server, prompt=["x", "y"], best_of=4, n=2)).json()
 
-    told = [(choice["index"], choice["text"]) for choice in body["choices"]]
-    assert told == [(0, "2"), (1, "1"), (2, "2"), (3, "1")]
+    found = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    assert found == [(0, "2"), (1, "1"), (2, "2"), (3, "1")]
     assert all(choice["logprobs"] is None for choice in body["choices"])
     assert body["usage"]["completion_tokens"] == 2 * 4 * 3
     assert [request.sampling.n for request in server.client.requests] == [4, 4]
@@ -73,7 +70,7 @@ async def test_a_suffix_is_told_in_the_models_marks() -> None:
     response = await post(server, prompt="def f(", suffix="return 1")
 
     assert response.status_code == 200
-    assert prompt_text(server) == "<fim_prefix>def f(<fim_suffix>return 1<fim_middle>"
+    assert prompt_of(server) == "<fim_prefix>def f(<fim_suffix>return 1<fim_middle>"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ async def test_a_prompt_is_cut_to_the_tokens_that_are_asked_for(
     prompt = list(map(ord, text)) if as_ids else text
     answer = (await post(server, prompt=prompt, max_tokens=1, **fields)).json()
 
-    assert prompt_text(server) == kept
+    assert prompt_of(server) == kept
     assert answer["usage"]["prompt_tokens"] == len(kept)
 
 
@@ -125,7 +122,7 @@ async def test_a_prompt_too_long_for_the_context_can_be_cut_to_what_fits() -> No
 
     assert response.status_code == 200
     assert len(server.client.requests[0].prompt_ids) == 990
-    assert prompt_text(server).endswith("end")
+    assert prompt_of(server).endswith("end")
 
 
 async def test_an_echo_of_a_cut_prompt_is_what_was_kept() -> None:
@@ -147,7 +144,7 @@ async def test_a_chats_prompt_can_be_cut_too() -> None:
 
     await post(server, path=CHAT, messages=HELLO, truncate_prompt_tokens=13)
 
-    assert prompt_text(server) == "<|assistant|>"
+    assert prompt_of(server) == "<|assistant|>"
 
 
 async def test_text_prompts_are_healed_where_the_operator_says_so() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 
 from remora.engine.tokens.tokenizer import Tokenizer
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+from tests.deployments.http.streams import events
 from tests.tiny_models import make_tiny_tokenizer
 
 PATH = "/v1/completions"
@@ -20,14 +20,11 @@ async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
         return await client.post(PATH, json=body, headers={"x-request-id": "r1"})
 
 
-def events(response: httpx.Response) -> list[Any]:
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
 async def test_an_answer_holds_text_reason_and_usage() -> None:
+    unlimited = (await post(FakeServer(FakeEngine(text="x" * 50)), prompt="ab")).json()
     body = (await post(prompt="ab", max_tokens=3)).json()
+
+    assert unlimited["usage"]["completion_tokens"] == 16  # the default
 
     body.pop("created")
     assert body == {
@@ -51,14 +48,6 @@ async def test_an_answer_holds_text_reason_and_usage() -> None:
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
-
-
-async def test_sixteen_tokens_are_the_default() -> None:
-    server = FakeServer(FakeEngine(text="x" * 50))
-
-    body = (await post(server, prompt="ab")).json()
-
-    assert body["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize(
@@ -141,10 +130,7 @@ async def test_a_prompt_without_room_for_the_unwanted_token_is_told_so() -> None
     response = await post(server, prompt="a" * limit, echo=True, max_tokens=0)
 
     assert fits.status_code == 200
-    error = response.json()["error"]
-    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert f"at most {limit - 1} tokens" in error["message"]
-    assert f"{limit} in the prompt, 0 in the completion" in error["message"]
+    assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_log_probabilities_are_bounded_in_all() -> None:
@@ -187,21 +173,6 @@ async def test_offsets_index_the_text_of_the_answer() -> None:
     # The fake says "abc" for ids of other texts.
     widths = [len(server.tokenizer.token_text(ord(char))) for char in "ab"]
     assert [second - first, third - second] == widths
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"best_of": 1, "n": 2}, {"best_of": 3, "stream": True}, {"best_of": 16, "prompt": ["a"] * 17}],
-)
-async def test_a_best_of_that_cannot_be_is_refused_by_name(fields: dict[str, Any]) -> None:
-    response = await post(**{"prompt": "ab"} | fields)
-
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
-
-
-async def test_prompts_times_n_are_bounded() -> None:
-    response = await post(prompt=["a"] * 100, n=3)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
 async def test_one_refused_prompt_refuses_the_call_and_ends_the_others() -> None:

@@ -70,21 +70,15 @@ async def test_a_chat_stream() -> None:
     assert chunks[-1].usage.total_tokens == 29
 
 
-async def test_the_stream_helper() -> None:
-    async with (
-        openai_client(FakeServer()) as client,
-        client.chat.completions.stream(model="tiny", messages=HELLO) as stream,
-    ):
-        answer = await stream.get_final_completion()
-    assert answer.choices[0].message.content == "Paris."
-
-
 async def test_text_completions_and_models() -> None:
     async with openai_client(FakeServer()) as client:
         answer = await client.completions.create(model="tiny", prompt=["a", "b"], logprobs=1)
         models = await client.models.list()
         card = await client.models.retrieve("tiny")
+        async with client.chat.completions.stream(model="tiny", messages=HELLO) as stream:
+            chat = await stream.get_final_completion()
 
+    assert chat.choices[0].message.content == "Paris."
     assert [choice.text for choice in answer.choices] == ["Paris."] * 2
     assert [model.id for model in models.data] == [card.id] == ["tiny"]
 
@@ -103,18 +97,13 @@ async def test_refusals_become_the_clients_errors(error: Exception, kind: type[E
             await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
 
 
-async def test_a_prompt_too_long_has_the_code_that_agents_look_for() -> None:
+async def test_faults_of_a_request_have_their_codes() -> None:
     async with openai_client(FakeServer(plan=make_plan(max_model_len=10))) as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="tiny", messages=HELLO)
-    assert caught.value.code == "context_length_exceeded"
-    assert caught.value.param == "messages"
-
-
-async def test_an_unknown_model_is_not_found() -> None:
-    async with openai_client(FakeServer()) as client:
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="other", messages=HELLO)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
 async def test_a_failure_in_mid_stream_is_an_error() -> None:
@@ -124,16 +113,6 @@ async def test_a_failure_in_mid_stream_is_an_error() -> None:
         with pytest.raises(openai.APIError, match="engine failed"):
             async for _ in stream:
                 pass
-
-
-async def test_a_busy_engine_is_asked_again() -> None:
-    engine = FakeEngine(error=QueueFull("m", 0.01))
-    async with listening(FakeServer(engine)) as url, httpx.AsyncClient(base_url=url) as client:
-        body = {"messages": HELLO}
-        refused = await client.post("/v1/chat/completions", json=body)
-        engine.error = None
-        taken = await client.post("/v1/chat/completions", json=body)
-    assert (refused.status_code, taken.status_code) == (429, 200)
 
 
 @pytest.mark.parametrize("stream", [True, False])

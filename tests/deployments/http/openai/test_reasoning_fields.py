@@ -1,4 +1,4 @@
-"""Thought: how a chat asks for it, and where the answer holds it."""
+"""Reasoning: how a chat asks for it, and where the answer holds it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Respons
     ],
 )
 @pytest.mark.observes("api.reasoning_field")
-async def test_thought_has_the_names_that_the_operator_chose(field: str, names: set[str]) -> None:
+async def test_reasoning_has_the_names_that_the_operator_chose(field: str, names: set[str]) -> None:
     body = (await post(make_server(reasoning_field=field))).json()
 
     message = body["choices"][0]["message"]
@@ -51,20 +51,20 @@ async def test_thought_has_the_names_that_the_operator_chose(field: str, names: 
     assert message["content"] == "4"
 
 
-async def test_tokens_of_thought_are_counted_its_tags_included() -> None:
+async def test_tokens_of_reasoning_are_counted_its_tags_included() -> None:
     usage = (await post()).json()["usage"]
 
     assert usage["completion_tokens"] == len(TEXT)
     assert usage["completion_tokens_details"] == {"reasoning_tokens": len("2 and 2</think>")}
 
 
-async def test_thought_without_an_end_leaves_no_content() -> None:
+async def test_reasoning_without_an_end_leaves_no_content() -> None:
     message = (await post(max_tokens=5)).json()["choices"][0]["message"]
 
     assert (message["reasoning"], message["content"]) == ("2 and", None)
 
 
-async def test_thought_can_be_left_in_the_text_or_out_of_the_answer() -> None:
+async def test_reasoning_can_be_left_in_the_text_or_out_of_the_answer() -> None:
     raw = (await post(separate_reasoning=False)).json()["choices"][0]["message"]
     none = (await post(include_reasoning=False)).json()["choices"][0]["message"]
 
@@ -72,7 +72,7 @@ async def test_thought_can_be_left_in_the_text_or_out_of_the_answer() -> None:
     assert none == {"role": "assistant", "content": "4", "refusal": None}
 
 
-async def test_the_engine_is_told_of_the_thought_and_of_its_budget() -> None:
+async def test_the_engine_is_told_of_the_reasoning_and_of_its_budget() -> None:
     server = make_server()
 
     await post(server)
@@ -82,7 +82,7 @@ async def test_the_engine_is_told_of_the_thought_and_of_its_budget() -> None:
     assert budgets == [None, 7]
 
 
-async def test_a_budget_opens_a_thought_that_the_model_would_open_itself() -> None:
+async def test_a_budget_opens_reasoning_that_the_model_would_open_itself() -> None:
     server = make_server(reasoning_parser="qwen3")
 
     await post(server)
@@ -97,7 +97,7 @@ async def test_a_budget_opens_a_thought_that_the_model_would_open_itself() -> No
 
 
 @pytest.mark.observes("api.reasoning_parser")
-async def test_a_budget_for_a_model_without_thought_is_refused() -> None:
+async def test_a_budget_for_a_model_without_reasoning_is_refused() -> None:
     error = (await post(make_server(reasoning_parser="none"), thinking_token_budget=7)).json()
 
     assert error["error"]["param"] == "thinking_token_budget"
@@ -126,8 +126,8 @@ async def test_an_effort_is_told_in_the_templates_words(
     response = await post(server, reasoning_effort=effort)
 
     assert response.status_code == 200, response.text
-    told = server.tokenizer.rendered[0]
-    assert {k: v for k, v in told.items() if k not in ("messages", "tools", "documents")} == (
+    rendered = server.tokenizer.rendered[0]
+    assert {k: v for k, v in rendered.items() if k not in ("messages", "tools", "documents")} == (
         expected
     )
 

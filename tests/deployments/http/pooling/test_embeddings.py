@@ -67,7 +67,7 @@ async def test_forms_of_input_and_of_vectors(
         raw = vectors(await embed(client, input=TEXTS[0], normalize=False))
         coded = (await embed(client, input=TEXTS[0], encoding_format="base64"))["data"][0]
         by_handle = vectors(await server.embed({"input": TEXTS[0]}))
-        told = (await client.get("/model_info")).json()
+        info = (await client.get("/model_info")).json()
         assert (await client.get("/health_generate")).status_code == 200
     assert plain == pytest.approx(of_ids)
     assert plain[0] == pytest.approx(of_lists[0], abs=1e-6)
@@ -75,7 +75,7 @@ async def test_forms_of_input_and_of_vectors(
     assert abs(np.linalg.norm(raw) - 1) > 0.01
     assert np.frombuffer(base64.b64decode(coded["embedding"]), "<f4") == pytest.approx(plain[0])
     assert by_handle == pytest.approx(plain)
-    assert not told["is_generation"]
+    assert not info["is_generation"]
 
 
 @pytest.mark.observes("limits.max_inputs")

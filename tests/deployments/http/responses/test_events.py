@@ -1,10 +1,8 @@
-"""The events of a streamed response: which, in which order, and what the official client makes
-of them."""
+"""The events of a streamed response, their order, and the official client's reading of them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 from typing import Any
 
@@ -13,19 +11,19 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from remora.configs.errors import EngineError, QueueFull
+from remora.configs.errors import EngineError
 from remora.deployments.http.endpoints import RESPONSES
 from remora.deployments.http.generation import endpoint
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.archive import archive_of
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
-from tests.deployments.http.core.test_disconnect import running
 from tests.deployments.http.openai.test_openai_client import openai_client
 from tests.deployments.http.responses.test_response import (
     ADD,
-    THOUGHT_AND_CALL,
+    REASONING_AND_CALL,
     make_parsing_server,
 )
+from tests.deployments.http.streams import named_events, without_repeats
 
 Event = dict[str, Any]
 # Names of events, without the beginning that nearly all have.
@@ -39,26 +37,8 @@ async def stream(server: FakeServer | None = None, **body: Any) -> httpx.Respons
         return await client.post("/v1/responses", json={"input": "Hi", "stream": True} | body)
 
 
-def read(response: httpx.Response) -> list[Event]:
-    """Return the events; each frame is named like what it holds."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for frame in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
-
-
-def names(events: list[Event]) -> list[str]:
-    """Return what happened; deltas of one kind in a row are one."""
-    told = [event["type"].removeprefix("response.") for event in events]
-    return [
-        name
-        for place, name in enumerate(told)
-        if not (name.endswith(".delta") and place and told[place - 1] == name)
-    ]
+def names_of(events: list[Event]) -> list[str]:
+    return without_repeats([event["type"].removeprefix("response.") for event in events])
 
 
 def without_ids(item: Event) -> Event:
@@ -66,15 +46,10 @@ def without_ids(item: Event) -> Event:
 
 
 async def test_the_events_of_a_text() -> None:
-    events = read(await stream())
+    events = named_events(await stream())
 
-    assert names(events) == [
-        *START,
-        *MESSAGE_START,
-        "output_text.delta",
-        *MESSAGE_END,
-        "completed",
-    ]
+    end = [*MESSAGE_END, "completed"]
+    assert names_of(events) == [*START, *MESSAGE_START, "output_text.delta", *end]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(event.get("delta", "") for event in events) == "Paris."
     text_done = next(event for event in events if event["type"].endswith("output_text.done"))
@@ -84,11 +59,11 @@ async def test_the_events_of_a_text() -> None:
     }
 
 
-async def test_the_events_of_thought_text_and_call() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
-    events = read(await stream(server, tools=[ADD]))
+async def test_the_events_of_reasoning_text_and_call() -> None:
+    server = make_parsing_server(REASONING_AND_CALL)
+    events = named_events(await stream(server, tools=[ADD]))
 
-    assert names(events) == [
+    assert names_of(events) == [
         *START,
         *MESSAGE_START,
         *("reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done"),
@@ -108,10 +83,10 @@ async def test_the_events_of_thought_text_and_call() -> None:
 
 
 async def test_a_stream_ends_with_what_a_whole_answer_holds() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
+    server = make_parsing_server(REASONING_AND_CALL)
     body: dict[str, Any] = {"tools": [ADD], "top_logprobs": 1}
 
-    streamed = read(await stream(server, **body))
+    streamed = named_events(await stream(server, **body))
     whole = (await stream(server, **body, stream=False)).json()
 
     done = [event["item"] for event in streamed if event["type"].endswith("item.done")]
@@ -122,17 +97,17 @@ async def test_a_stream_ends_with_what_a_whole_answer_holds() -> None:
 
 
 async def test_a_stream_cut_by_the_limit_ends_incomplete() -> None:
-    events = read(await stream(max_output_tokens=2))
+    events = named_events(await stream(max_output_tokens=2))
 
-    assert names(events)[-2:] == ["output_item.done", "incomplete"]
+    assert names_of(events)[-2:] == ["output_item.done", "incomplete"]
     assert events[-2]["item"]["status"] == "incomplete"
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 async def test_a_call_cut_by_the_limit_is_incomplete() -> None:
-    text = THOUGHT_AND_CALL.removesuffix("1}}\n</tool_call>")
-    server = make_parsing_server(THOUGHT_AND_CALL)
-    events = read(await stream(server, tools=[ADD], max_output_tokens=len(text)))
+    text = REASONING_AND_CALL.removesuffix("1}}\n</tool_call>")
+    server = make_parsing_server(REASONING_AND_CALL)
+    events = named_events(await stream(server, tools=[ADD], max_output_tokens=len(text)))
 
     call = events[-1]["response"]["output"][-1]
     assert (call["type"], call["status"]) == ("function_call", "incomplete")
@@ -141,35 +116,25 @@ async def test_a_call_cut_by_the_limit_is_incomplete() -> None:
 
 async def test_an_answer_of_nothing_is_an_empty_message() -> None:
     server = make_parsing_server("<think>")
-    events = read(await stream(server))
+    events = named_events(await stream(server))
 
-    assert names(events) == [*START, *MESSAGE_START, *MESSAGE_END, "completed"]
+    assert names_of(events) == [*START, *MESSAGE_START, *MESSAGE_END, "completed"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
-
-
-async def test_an_error_before_the_first_token_is_a_status() -> None:
-    response = await stream(FakeServer(FakeEngine(error=QueueFull("m"))))
-    assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
 
 
 async def test_an_error_after_the_first_token_is_a_failed_response_and_an_error() -> None:
     server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=2))
-    response = await stream(server)
-    events = read(response)
+    async with make_client(server) as client:
+        response = await client.post("/v1/responses", json={"input": "Hi", "stream": True})
+        events = named_events(response)
+        stored = await client.get(f"/v1/responses/{events[0]['response']['id']}")
 
-    assert names(events) == [*START, *MESSAGE_START, "output_text.delta", "failed", "error"]
+    assert names_of(events) == [*START, *MESSAGE_START, "output_text.delta", "failed", "error"]
     assert events[-2]["response"]["status"] == "failed"
     assert events[-2]["response"]["error"]["code"] == "server_error"
     assert events[-1]["code"] == "engine_failed"
     assert "secret" not in response.text
-
-
-async def test_a_failed_response_is_not_kept() -> None:
-    server = FakeServer(FakeEngine(error=EngineError("m"), fail_at=2))
-    async with make_client(server) as client:
-        made = await client.post("/v1/responses", json={"input": "Hi", "stream": True})
-        id_ = read(made)[0]["response"]["id"]
-        assert (await client.get(f"/v1/responses/{id_}")).status_code == 404
+    assert stored.status_code == 404  # a failed response is not kept
 
 
 class City(BaseModel):
@@ -196,7 +161,7 @@ async def test_the_client_reads_a_response_and_continues_it() -> None:
 
 
 async def test_the_client_streams_text_and_calls() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
+    server = make_parsing_server(REASONING_AND_CALL)
     async with (
         openai_client(server) as client,
         client.responses.stream(
@@ -229,25 +194,6 @@ async def test_the_client_parses_what_it_asked_for(streams: bool) -> None:
     assert answer.output_parsed == City(name="Paris")
     ((constraint, _),) = server.grammars.asked
     assert "name" in constraint.source
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/responses", {"input": "Hi"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
-    ],
-)
-@pytest.mark.parametrize("streams", [True, False])
-async def test_a_client_that_leaves_ends_its_request(path: str, body: Any, streams: bool) -> None:
-    server = FakeServer(FakeEngine(gate=asyncio.Event()))
-
-    async with running(server, path, body | {"stream": streams}) as connection:
-        connection.leave()
-        await connection.task
-
-    assert server.client.running == set()
-    assert server.client.closed == [request.request_id for request in server.client.requests]
 
 
 async def test_a_response_that_nobody_waits_for_is_not_running() -> None:

@@ -15,7 +15,7 @@ from tests.deployments.http.batches.test_batches import make_line, make_runner, 
 from tests.deployments.http.core.test_auth import make_guarded
 from tests.deployments.http.responses.test_response import (
     ADD,
-    THOUGHT_AND_CALL,
+    REASONING_AND_CALL,
     make_parsing_server,
 )
 
@@ -33,7 +33,7 @@ def reference(item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def attempts(client: httpx.AsyncClient, made: dict[str, Any]) -> dict[str, int]:
-    """Return the status of everything that may be tried with somebody's response."""
+    """Return the status of every request that names a response."""
     path, post = f"{PATH}/{made['id']}", client.post
     continued = {"input": "x", "previous_response_id": made["id"]}
     referring = {"input": [reference(made["output"][0])]}
@@ -113,7 +113,7 @@ async def test_a_running_response_is_its_owners() -> None:
 
 
 async def test_an_input_names_earlier_items_by_id() -> None:
-    server = make_parsing_server(THOUGHT_AND_CALL)
+    server = make_parsing_server(REASONING_AND_CALL)
     async with make_client(server) as client:
         made = (await client.post(PATH, json={"input": "1 + 1?", "tools": [ADD]})).json()
         listed = (await client.get(f"{PATH}/{made['id']}/input_items")).json()["data"]
@@ -178,8 +178,8 @@ async def test_a_reference_needs_an_id_and_a_store() -> None:
 
 
 async def test_a_call_that_was_cut_off_cannot_be_referred_to() -> None:
-    room = len(THOUGHT_AND_CALL.removesuffix("1}}\n</tool_call>"))
-    async with make_client(make_parsing_server(THOUGHT_AND_CALL)) as client:
+    room = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
+    async with make_client(make_parsing_server(REASONING_AND_CALL)) as client:
         body: dict[str, Any] = {"input": "x", "tools": [ADD], "max_output_tokens": room}
         made = (await client.post(PATH, json=body)).json()
         response = await client.post(PATH, json={"input": [reference(made["output"][2])]})

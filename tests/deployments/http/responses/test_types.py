@@ -14,13 +14,14 @@ from pydantic import BaseModel, TypeAdapter
 
 from remora.configs.errors import EngineError
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
-from tests.deployments.http.responses.test_events import read, stream
+from tests.deployments.http.responses.test_events import stream
 from tests.deployments.http.responses.test_response import (
     ADD,
+    REASONING_AND_CALL,
     SCHEMA,
-    THOUGHT_AND_CALL,
     make_parsing_server,
 )
+from tests.deployments.http.streams import named_events
 
 EVENT: TypeAdapter[BaseModel] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[BaseModel] = TypeAdapter(ResponseItem)
@@ -30,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cut_off": ("Paris.", {"max_output_tokens": 2}),
     "logprobs": ("Paris.", {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}),
     "format": ('x</think>{"a": 1}', {"text": FORMAT}),
-    "thought_and_call": (THOUGHT_AND_CALL, {"tools": [ADD], "tool_choice": "auto"}),
+    "reasoning_and_call": (REASONING_AND_CALL, {"tools": [ADD], "tool_choice": "auto"}),
     "named_tool": (
         'x</think>{"a": 1}',
         {"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}},
@@ -67,7 +68,7 @@ def unknown_to(model: BaseModel, place: str = "") -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 async def test_every_event_is_one_of_the_clients(name: str) -> None:
     text, fields = CASES[name]
-    events = read(await stream(make_parsing_server(text), **fields))
+    events = named_events(await stream(make_parsing_server(text), **fields))
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
@@ -87,7 +88,7 @@ async def test_a_whole_response_is_the_clients(name: str) -> None:
 @pytest.mark.parametrize("fail_at", [1, 4])
 async def test_a_late_error_is_two_events_of_the_clients(fail_at: int) -> None:
     server = FakeServer(FakeEngine(error=EngineError("m"), fail_at=fail_at))
-    events = read(await stream(server))
+    events = named_events(await stream(server))
 
     assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

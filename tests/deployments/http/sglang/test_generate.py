@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
@@ -21,17 +20,12 @@ from tests.deployments.fakes import (
     make_plan,
     make_server_config,
 )
+from tests.deployments.http.streams import events
 
 
 async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
     async with make_client(server) as client:
         return await client.post("/generate", json=body, headers={"x-request-id": "r1"})
-
-
-def events(response: httpx.Response) -> list[Any]:
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 async def test_an_answer_holds_text_ids_and_meta_info() -> None:
@@ -60,11 +54,6 @@ async def test_a_stream_repeats_everything_so_far() -> None:
     assert [c["meta_info"]["finish_reason"] is None for c in chunks] == [True, True, False]
 
 
-async def test_a_list_of_one_gives_a_list() -> None:
-    assert len((await post(text=["ab"])).json()) == 1
-    assert len((await post(input_ids=[[1, 2], [3]])).json()) == 2
-
-
 async def test_n_gives_a_list_and_indexed_events() -> None:
     fields: dict[str, Any] = {"text": "ab", "sampling_params": {"n": 2, "max_new_tokens": 1}}
 
@@ -78,7 +67,9 @@ async def test_n_gives_a_list_and_indexed_events() -> None:
 async def test_each_prompt_of_a_batch_may_have_its_own_sampling() -> None:
     params = [{"max_new_tokens": 1}, {"max_new_tokens": 3}]
     body = (await post(text=["ab", "cd"], sampling_params=params)).json()
+    ids = (await post(input_ids=[[1, 2]])).json()
     assert [answer["text"] for answer in body] == ["P", "Par"]
+    assert len(ids) == 1
 
 
 async def test_logprobs_of_prompt_and_output() -> None:
@@ -91,6 +82,9 @@ async def test_logprobs_of_prompt_and_output() -> None:
         return_text_in_logprobs=True,
     )
 
+    bare = (await post(text="ab", return_logprob=True)).json()["meta_info"]
+    assert bare["input_token_logprobs"] == []
+    assert bare["output_token_logprobs"][0] == [-0.5, 80, None]
     meta = body.json()["meta_info"]
     assert meta["input_token_logprobs"] == [[None, 97, "a"], [-2.0, 98, "b"]]
     assert meta["output_token_logprobs"] == [[-0.5, 80, "P"]]
@@ -144,36 +138,30 @@ async def test_streamed_log_probabilities_have_a_lower_limit() -> None:
     assert streamed.json()["error"]["param"] == "top_logprobs_num"
 
 
-async def test_prompt_logprobs_are_left_out_unless_a_start_is_given() -> None:
-    meta = (await post(text="ab", return_logprob=True)).json()["meta_info"]
-    assert meta["input_token_logprobs"] == []
-    assert meta["output_token_logprobs"][0] == [-0.5, 80, None]
+@pytest.mark.parametrize(
+    ("engine", "params", "matched"),
+    [
+        (FakeEngine(stopped_by=46), {}, 46),
+        (FakeEngine(text="a" + chr(EOS)), {}, EOS),
+        (FakeEngine(), {"regex": "Paris."}, None),  # a grammar ended it
+    ],
+)
+async def test_a_stop_names_what_matched(
+    engine: FakeEngine, params: dict[str, Any], matched: int | None
+) -> None:
+    body = (await post(FakeServer(engine), text="ab", sampling_params=params)).json()
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
 
 
-async def test_a_stop_names_what_matched() -> None:
-    server = FakeServer(FakeEngine(stopped_by=46))
-    body = (await post(server, text="ab")).json()
-    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": 46}
-
-
-async def test_the_models_own_end_is_named_by_its_id() -> None:
-    body = (await post(FakeServer(FakeEngine(text="a" + chr(EOS))), text="x")).json()
-    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": EOS}
-
-
-async def test_an_end_that_a_grammar_made_has_no_match() -> None:
-    body = (await post(text="x", sampling_params={"regex": "Paris."})).json()
-    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
-
-
-async def test_a_list_of_one_name_names_the_call() -> None:
-    body = (await post(text=["ab"], rid=["mine"])).json()
-    assert [answer["meta_info"]["id"] for answer in body] == ["mine"]
-
-
-async def test_prompts_without_names_are_named_after_the_call() -> None:
-    body = (await post(text=["ab", "cd"], rid=[None, "mine"])).json()
-    assert [answer["meta_info"]["id"] for answer in body] == ["r1_0", "mine"]
+@pytest.mark.parametrize(
+    ("text", "rid", "ids"),
+    [(["ab"], ["mine"], ["mine"]), (["ab", "cd"], [None, "mine"], ["r1_0", "mine"])],
+)
+async def test_prompts_have_their_own_ids_or_those_of_the_request(
+    text: list[str], rid: list[str | None], ids: list[str]
+) -> None:
+    body = (await post(text=text, rid=rid)).json()
+    assert [answer["meta_info"]["id"] for answer in body] == ids
 
 
 @pytest.mark.parametrize(
@@ -186,21 +174,6 @@ async def test_a_list_is_as_long_as_the_prompts_are_many(field: str, length: int
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "text is required unless input_ids is given."),
-        (
-            {"text": "ab", "input_ids": [1]},
-            "text cannot be combined with input_ids; send one of them.",
-        ),
-    ],
-)
-async def test_exactly_one_of_text_and_ids_is_taken(fields: dict[str, Any], message: str) -> None:
-    error = (await post(**fields)).json()["error"]
-    assert (error["param"], error["message"]) == ("text", message)
-
-
 async def test_get_works_like_post() -> None:
     async with make_client() as client:
         response = await client.request("GET", "/generate", json={"text": "ab"})
@@ -210,27 +183,6 @@ async def test_get_works_like_post() -> None:
 async def test_a_body_of_an_old_vllm_is_told_so() -> None:
     error = (await post(None, prompt="ab")).json()["error"]
     assert (error["param"], error["code"]) == ("prompt", "unsupported")
-
-
-@pytest.mark.parametrize(
-    ("params", "param"),
-    [
-        ({"max_new_tokens": -1}, "sampling_params.max_new_tokens"),
-        ({"max_new_tokens": 0, "min_new_tokens": 1}, "sampling_params.min_new_tokens"),
-        ({"temperature": "hot"}, "sampling_params.temperature"),
-        ({"top_p": 2}, "sampling_params.top_p"),
-        ({"regex": "a+", "ebnf": 'root ::= "a"'}, "sampling_params.ebnf"),
-        ({"regex": ""}, "sampling_params.regex"),
-        ({"stream_interval": 0}, "sampling_params.stream_interval"),
-        ({"custom_params": {"a": 1}}, "sampling_params.custom_params"),
-        ({"stop_token_ids": [999]}, "sampling_params.stop_token_ids"),
-        ([], "sampling_params"),
-        ("x", "sampling_params"),
-    ],
-)
-async def test_faults_of_sampling_params_are_named(params: Any, param: str) -> None:
-    response = await post(text="ab", sampling_params=params)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_ignored_fields_of_sampling_params_are_reported() -> None:
@@ -332,22 +284,15 @@ async def test_a_constraint_reaches_the_engine(field: str, value: Any, kind: str
     assert server.client.requests[0].grammar is not None
 
 
-async def test_prompts_of_one_call_have_constraints_of_their_own() -> None:
+async def test_prompts_of_one_request_have_constraints_and_limits_of_their_own() -> None:
     server = FakeServer()
+    stops = {"stop_regex": "x{1,3}", "min_new_tokens": 3}
 
-    await post(server, text=["ab", "cd"], sampling_params=[{"regex": "a+"}, {}])
+    await post(server, text=["ab", "cd"], sampling_params=[{"regex": "a+"}, stops])
 
-    by_prompt = {tuple(r.prompt_ids): r.grammar is None for r in server.client.requests}
-    assert by_prompt == {(97, 98): False, (99, 100): True}
-
-
-async def test_stop_expressions_and_the_least_length_reach_the_engine() -> None:
-    server = FakeServer()
-
-    await post(server, text="ab", sampling_params={"stop_regex": "x{1,3}", "min_new_tokens": 3})
-
-    sampling = server.client.requests[0].sampling
-    assert (sampling.stop_regex, sampling.min_tokens) == (("x{1,3}",), 3)
+    held, free = sorted(server.client.requests, key=lambda request: list(request.prompt_ids))
+    assert (held.grammar is None, free.grammar is None) == (False, True)
+    assert (free.sampling.stop_regex, free.sampling.min_tokens) == (("x{1,3}",), 3)
 
 
 @pytest.mark.parametrize(
@@ -385,22 +330,6 @@ async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
 
     assert found == num_aborted
     assert await state.calls.abort(name) == 0
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"session_params": {"id": "a"}},
-        {"extra_key": "a"},
-        {"data_parallel_rank": 1},
-        {"token_ids_logprob": [1]},
-        {"adapter_id": "x"},
-        {"image_data": ["x"]},
-    ],
-)
-async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
-    error = (await post(text="ab", **fields)).json()["error"]
-    assert (error["param"], error["code"]) == (next(iter(fields)), "unsupported")
 
 
 @pytest.mark.parametrize(

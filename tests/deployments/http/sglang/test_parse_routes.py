@@ -10,7 +10,7 @@ import pytest
 from remora.deployments.http.sglang.parse_routes import MAX_PARSED_CHARS
 from tests.deployments.fakes import FakeServer, make_client, make_config
 
-CALLS, THOUGHT = "/parse_function_call", "/separate_reasoning"
+CALLS, REASONING = "/parse_function_call", "/separate_reasoning"
 ADD = {"type": "function", "function": {"name": "add"}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
@@ -34,26 +34,26 @@ async def test_a_text_without_calls_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "answer"),
+    ("text", "reasoning", "answer"),
     [
         ("<think>2+2</think>4", "2+2", "4"),
         ("2+2</think>4", "2+2", "4"),
         ("2+2", "2+2", ""),
     ],
 )
-async def test_thought_is_told_from_the_answer(text: str, thought: str, answer: str) -> None:
-    response = await post(THOUGHT, text=text, reasoning_parser="deepseek-r1")
-    assert response.json() == {"reasoning_text": thought, "text": answer}
+async def test_reasoning_is_told_from_the_answer(text: str, reasoning: str, answer: str) -> None:
+    response = await post(REASONING, text=text, reasoning_parser="deepseek-r1")
+    assert response.json() == {"reasoning_text": reasoning, "text": answer}
 
 
 async def test_without_a_name_the_models_own_format_is_used() -> None:
     server = FakeServer(config=make_config(tool_parser="hermes", reasoning_parser="qwen3"))
 
     calls = await post(CALLS, server, text=CALL, tools=[ADD])
-    thought = await post(THOUGHT, server, text="<think>x</think>y")
+    reasoning = await post(REASONING, server, text="<think>x</think>y")
 
     assert calls.json()["calls"][0]["name"] == "add"
-    assert thought.json() == {"reasoning_text": "x", "text": "y"}
+    assert reasoning.json() == {"reasoning_text": "x", "text": "y"}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ async def test_without_a_name_the_models_own_format_is_used() -> None:
         (CALLS, {"text": "x", "tool_call_parser": "hermes"}, "tools"),
         (CALLS, {"text": "x", "tools": [], "tool_call_parser": "hermes"}, "tools"),
         (CALLS, {"tools": [ADD], "tool_call_parser": "hermes"}, "text"),
-        (THOUGHT, {"text": "x"}, "reasoning_parser"),
-        (THOUGHT, {"text": "x", "reasoning_parser": "nope"}, "reasoning_parser"),
-        (THOUGHT, {"text": 1, "reasoning_parser": "qwen3"}, "text"),
+        (REASONING, {"text": "x"}, "reasoning_parser"),
+        (REASONING, {"text": "x", "reasoning_parser": "nope"}, "reasoning_parser"),
+        (REASONING, {"text": 1, "reasoning_parser": "qwen3"}, "text"),
     ],
 )
 async def test_faults_name_the_field(path: str, body: dict[str, Any], param: str) -> None:
@@ -75,8 +75,8 @@ async def test_faults_name_the_field(path: str, body: dict[str, Any], param: str
 
 
 async def test_texts_have_a_limit() -> None:
-    longest = await post(THOUGHT, text="x" * MAX_PARSED_CHARS, reasoning_parser="qwen3")
-    too_long = await post(THOUGHT, text="x" * (MAX_PARSED_CHARS + 1), reasoning_parser="qwen3")
+    longest = await post(REASONING, text="x" * MAX_PARSED_CHARS, reasoning_parser="qwen3")
+    too_long = await post(REASONING, text="x" * (MAX_PARSED_CHARS + 1), reasoning_parser="qwen3")
 
     assert len(longest.json()["text"]) == MAX_PARSED_CHARS
     assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "text")

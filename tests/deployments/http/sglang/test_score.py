@@ -50,7 +50,7 @@ async def test_scores_of_items_are_those_of_separate_calls_and_add_up(
         apart = [(await scores(client, items=[item]))[0] for item in ITEMS]
         everything = await scores(client, label_token_ids=list(range(512)))
         alone = await scores(client, apply_softmax=True)
-        apply_qk_norm_rope = await scores(client, query=ITEMS[0], items=[QUERY], item_first=True)
+        swapped = await scores(client, query=ITEMS[0], items=[QUERY], item_first=True)
         monkeypatch.setattr(scoring, "MAX_LOGPROBS", 1)
         asked_again = await scores(client)
 
@@ -60,7 +60,7 @@ async def test_scores_of_items_are_those_of_separate_calls_and_add_up(
         assert row == pytest.approx([all_labels[label] for label in LABELS], abs=1e-5)
     for row, normal in zip(together, alone, strict=True):
         assert normal == pytest.approx([score / sum(row) for score in row], abs=1e-5)
-    assert apply_qk_norm_rope[0] == pytest.approx(together[0], abs=1e-5)
+    assert swapped[0] == pytest.approx(together[0], abs=1e-5)
     for row, again in zip(together, asked_again, strict=True):
         assert again == pytest.approx(row, abs=1e-5)
 

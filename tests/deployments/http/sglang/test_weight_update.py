@@ -79,9 +79,6 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
         body = {"model_path": "broken", "weight_version": "second"}
         answer = await client.post(PATH, json=body)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == (
-            "The weights stay as they are: the weights do not fit"
-        )
         assert await version(client) == ("default", 0)
     assert noting.num_installed == 0
 
@@ -121,7 +118,7 @@ async def test_open_requests_are_aborted_where_that_is_asked_for(is_asked: bool)
     assert server.client.aborted == ({"one"} if is_asked else set())
 
 
-async def test_it_is_the_operator_s_alone() -> None:
+async def test_only_the_operator_may_update() -> None:
     headers = {"origin": "http://elsewhere.example"}
     async with make_client(make_server(Noting())) as client:
         answer = await client.post(PATH, json={"model_path": "/a"}, headers=headers)

@@ -1,4 +1,4 @@
-"""Whose body /generate takes for whose, by itself and by configuration."""
+"""The dialect that /generate and / choose for a body, by themselves and by configuration."""
 
 from __future__ import annotations
 
@@ -60,9 +60,13 @@ async def test_a_fault_is_told_in_the_dialect_that_was_chosen(
 
 async def test_all_paths_are_described_with_their_bodies() -> None:
     async with make_client() as client:
-        paths = (await client.get("/openapi.json")).json()["paths"]
+        description = (await client.get("/openapi.json")).json()
+    paths, schemas = description["paths"], description["components"]["schemas"]
+    assert "messages" in schemas["ChatBody"]["properties"]
+    assert "Message" in schemas
 
     for path, model in (
+        ("/v1/chat/completions", "ChatBody"),
         ("/generate", "GenerateBody"),
         ("/generate_stream", "TgiBody"),
         ("/", "TgiBody"),
@@ -71,6 +75,9 @@ async def test_all_paths_are_described_with_their_bodies() -> None:
         ("/api/generate", "OllamaGenerateBody"),
         ("/parse_function_call", "ParseCallsBody"),
         ("/separate_reasoning", "SeparateBody"),
+        ("/v1/responses", "ResponsesBody"),
+        ("/v1/messages", "MessagesBody"),
+        ("/v1/messages/count_tokens", "CountTokensBody"),
     ):
         content = paths[path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"].endswith(f"/{model}")

@@ -1,0 +1,43 @@
+"""Readers of streamed replies, and of the prompts that the fake engine received."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from tests.deployments.fakes import FakeServer
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """Return the data of an OpenAI-style stream, which ends with [DONE]."""
+    frames = [frame for frame in response.text.split("\n\n") if frame]
+    assert frames[-1] == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream whose frames are named like the data's type."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for frame in response.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def without_repeats(names: Sequence[str]) -> list[str]:
+    """Return names of events; of consecutive deltas of one kind only the first."""
+    return [
+        name
+        for number, name in enumerate(names)
+        if not (name.endswith("delta") and number and names[number - 1] == name)
+    ]
+
+
+def prompt_of(server: FakeServer, number: int = 0) -> str:
+    """Return the prompt of one of the engine's requests."""
+    return "".join(map(chr, server.client.requests[number].prompt_ids))
