@@ -61,8 +61,10 @@ async def test_urls_and_headers_have_limits(
     limits = {} if is_default else {limit: at}
     at = getattr(LimitsSection(**limits), limit)
 
-    assert await get(*sized(limit, at), **limits) == (200, "", [])
-    status, message, counted = await get(*sized(limit, at + 1), **limits)
+    url, headers = sized(limit, at)
+    assert await get(url, headers, **limits) == (200, "", [])
+    url, headers = sized(limit, at + 1)
+    status, message, counted = await get(url, headers, **limits)
     assert (status, counted) == (expected, [limit])
     assert {str(at), str(at + 1)} <= set(re.findall(r"\d+", message))
 
