@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,82 +92,74 @@ def test_a_cpu_quota_caps_the_cores(tmp_path: Path, files: dict[str, str], num_c
     assert facts.num_cores == num_cores
 
 
-def test_without_a_limit_the_machine_s_memory_counts(tmp_path: Path) -> None:
-    facts = read(tmp_path, {})
-
-    assert (facts.total_bytes, facts.available_bytes) == (8192 * MIB, 4096 * MIB)
+V1, V2 = "sys/fs/cgroup/memory/", "sys/fs/cgroup/"
 
 
-def test_a_v2_limit_counts_with_file_pages_given_back(tmp_path: Path) -> None:
-    facts = read(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/box\n",
-            "sys/fs/cgroup/box/memory.max": str(1000 * MIB),
-            "sys/fs/cgroup/box/memory.current": str(700 * MIB),
-            "sys/fs/cgroup/box/memory.stat": f"anon 5\ninactive_file {200 * MIB}\n",
-        },
-    )
+@pytest.mark.parametrize(
+    ("group", "files", "total", "available"),
+    [
+        pytest.param("", {}, 8192 * MIB, 4096 * MIB, id="no limit"),
+        pytest.param(
+            "0::/box",
+            {
+                V2 + "box/memory.max": 1000 * MIB,
+                V2 + "box/memory.current": 700 * MIB,
+                V2 + "box/memory.stat": f"anon 5\ninactive_file {200 * MIB}\n",
+            },
+            1000 * MIB,
+            500 * MIB,
+            id="version 2, file pages are reclaimable",
+        ),
+        pytest.param(
+            "0::/a/b",
+            {
+                V2 + "a/memory.max": 300 * MIB,
+                V2 + "a/memory.current": 100 * MIB,
+                V2 + "a/b/memory.max": "max",
+                V2 + "a/b/memory.current": 7,
+            },
+            300 * MIB,
+            200 * MIB,
+            id="the tightest parent",
+        ),
+        pytest.param(
+            "9:memory:/box\n1:name=systemd:/",
+            {
+                V1 + "box/memory.limit_in_bytes": 1000 * MIB,
+                V1 + "box/memory.usage_in_bytes": 700 * MIB,
+                V1 + "box/memory.stat": f"total_inactive_file {100 * MIB}\n",
+            },
+            1000 * MIB,
+            400 * MIB,
+            id="version 1",
+        ),
+        pytest.param(
+            "0::/host/only/path",
+            {V2 + "memory.max": 100 * MIB, V2 + "memory.current": 40 * MIB},
+            100 * MIB,
+            60 * MIB,
+            id="a container with the host's path",
+        ),
+        pytest.param(
+            "0::/",
+            {V2 + "memory.max": 1000, V2 + "memory.current": 2000},
+            1000,
+            0,
+            id="over the limit",
+        ),
+    ],
+)
+def test_memory_limits_of_control_groups_apply(
+    tmp_path: Path, group: str, files: dict[str, Any], total: int, available: int
+) -> None:
+    written = {name: str(value) for name, value in files.items()}
 
-    assert (facts.total_bytes, facts.available_bytes) == (1000 * MIB, 500 * MIB)
+    facts = read(tmp_path, written | ({"proc/self/cgroup": f"{group}\n"} if group else {}))
 
-
-def test_the_tightest_of_all_parents_counts(tmp_path: Path) -> None:
-    facts = read(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/a/b\n",
-            "sys/fs/cgroup/a/memory.max": str(300 * MIB),
-            "sys/fs/cgroup/a/memory.current": str(100 * MIB),
-            "sys/fs/cgroup/a/b/memory.max": "max",
-            "sys/fs/cgroup/a/b/memory.current": "7",
-        },
-    )
-
-    assert facts.available_bytes == 200 * MIB
-
-
-def test_a_v1_limit_counts(tmp_path: Path) -> None:
-    facts = read(
-        tmp_path,
-        {
-            "proc/self/cgroup": "9:memory:/box\n1:name=systemd:/\n",
-            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": str(1000 * MIB),
-            "sys/fs/cgroup/memory/box/memory.usage_in_bytes": str(700 * MIB),
-            "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {100 * MIB}\n",
-        },
-    )
-
-    assert facts.available_bytes == 400 * MIB
-
-
-def test_in_a_container_whose_group_path_is_the_host_s_the_top_is_read(tmp_path: Path) -> None:
-    facts = read(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/host/only/path\n",
-            "sys/fs/cgroup/memory.max": str(100 * MIB),
-            "sys/fs/cgroup/memory.current": str(40 * MIB),
-        },
-    )
-
-    assert facts.available_bytes == 60 * MIB
-
-
-def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    facts = read(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": "1000",
-            "sys/fs/cgroup/memory.current": "2000",
-        },
-    )
-
-    assert facts.available_bytes == 0
+    assert (facts.total_bytes, facts.available_bytes) == (total, available)
 
 
-def test_cpu_name_and_telling_features_are_read(tmp_path: Path) -> None:
+def test_cpu_name_and_kernel_features_are_read(tmp_path: Path) -> None:
     facts = read(tmp_path, {})
 
     assert facts.cpu_name == "Test CPU"
