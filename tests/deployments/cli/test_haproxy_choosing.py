@@ -1,4 +1,4 @@
-"""`remora serve` with HAProxy and a policy of ours: a chooser says where, without a gateway."""
+"""`remora serve` with HAProxy and a prefix policy: the routing service picks replicas."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def num_cached(client: httpx.Client, prompt: str, **more: Any) -> int:
 
 
 def until_chosen(server: Server, client: httpx.Client, tag: str) -> None:
-    """Wait until prompts find their own pages: HAProxy knows both replicas, and the chooser too.
+    """Wait until prompts find their own pages: HAProxy and the routing service know both replicas.
 
     tag:  short: prompts have to differ within their first page
     """
@@ -156,29 +156,29 @@ def test_a_body_that_does_not_come_is_refused_in_our_shape(server: Server) -> No
     assert orjson.loads(body)["error"]["type"] == "timeout_error"
 
 
-def test_without_the_chooser_requests_are_answered_and_it_comes_back(
+def test_without_the_routing_service_requests_are_answered_and_it_comes_back(
     server: Server, client: httpx.Client
 ) -> None:
-    (chooser,) = server.pids(ROUTING_SERVICE)
-    kill(chooser, signal.SIGKILL)
+    (service,) = server.pids(ROUTING_SERVICE)
+    kill(service, signal.SIGKILL)
 
     def is_replaced() -> bool:
         num_cached(client, "whoever answers")
-        return server.pids(ROUTING_SERVICE) not in ([], [chooser]) and server.is_settled()
+        return server.pids(ROUTING_SERVICE) not in ([], [service]) and server.is_settled()
 
     server.until(is_replaced)
     until_chosen(server, client, "back")
 
 
-def test_a_chooser_that_hangs_costs_time_and_no_answer(
+def test_a_routing_service_that_hangs_costs_time_and_no_answer(
     server: Server, client: httpx.Client
 ) -> None:
-    (chooser,) = server.pids(ROUTING_SERVICE)
-    kill(chooser, signal.SIGSTOP)
+    (service,) = server.pids(ROUTING_SERVICE)
+    kill(service, signal.SIGSTOP)
     try:
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
     finally:
-        kill(chooser, signal.SIGCONT)
+        kill(service, signal.SIGCONT)
 
     assert answer.status_code == 200
 

@@ -1,4 +1,4 @@
-"""What the program that stands in for HAProxy makes of what Serve has written."""
+"""The edits of the files that Serve writes for HAProxy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_haproxys_own_errors_get_our_shape(
     assert b'"type":"overloaded_error"' in body
 
 
-def test_a_request_goes_on_where_no_chooser_answers_and_has_the_time_that_bodies_have(
+def test_a_request_goes_on_without_the_routing_service_and_has_the_time_that_bodies_have(
     node: Path,
 ) -> None:
     before = haproxy_config()
@@ -82,7 +82,7 @@ def test_a_request_goes_on_where_no_chooser_answers_and_has_the_time_that_bodies
     assert "timeout_error" in Path(page).read_text()
 
 
-def test_a_chooser_is_shown_the_path_and_the_headers(node: Path) -> None:
+def test_the_routing_service_gets_the_path_and_the_headers(node: Path) -> None:
     written = node / "ingress_request_router.lua"
     written.write_text(routing_script())
 
