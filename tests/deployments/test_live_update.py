@@ -153,8 +153,8 @@ async def test_keys_change(
 @pytest.mark.parametrize(
     ("user_config", "reason"),
     [
-        ({"limits": {"max_n": 2, "max_tools": -1}}, "limits.max_tools = -1: must be at least 1"),
-        ({"limits": {"max_n": 2}, "engine": {"page_size": 8}}, "engine.page_size = 8: takes"),
+        ({"limits": {"max_n": 2, "max_tools": -1}}, "limits.max_tools = -1: "),
+        ({"limits": {"max_n": 2}, "engine": {"page_size": 8}}, "engine.page_size = 8: "),
         ({"limits": {"max_n": 2}, "api": {"api_key": "env:NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
     ],
 )

@@ -153,7 +153,7 @@ def test_process_rewards_are_those_of_every_step(tmp_path: Path) -> None:
     ("architecture", "section", "message"),
     [
         ("Qwen2ForProcessRewardModel", {"method": "mean"}, "pooling.method"),
-        ("Qwen2ForRewardModel", {"step_token": "x"}, "pooling.step_token is for process reward"),
+        ("Qwen2ForRewardModel", {"step_token": "x"}, "pooling.step_token"),
     ],
 )
 def test_what_has_no_meaning_for_steps_is_refused(
