@@ -163,32 +163,19 @@ def build_engine(
         table = _make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
             _dump_as_configured(model, config)
-            forward = build_forward(
-                model,
-                plan,
-                table,
-                cache_dir() / "kernels",
-                group,
-                fill=fill,
-                show_progress=show_progress,
+            built = build_forward(
+                model, plan, table, _kernels(), group, fill=fill, show_progress=show_progress
             )
             others.ready()
         if config.model.delete_after_load:
             delete_weights(path, plan.load_format)
-        torch.set_num_threads(forward.torch_threads)
-        sampler = _make_sampler(config, plan, facts, tokenizer, forward.token_sampler)
+        torch.set_num_threads(built.torch_threads)
+        sampler = _make_sampler(config, plan, facts, tokenizer, built.token_sampler)
         opened.pop_all()  # the runner closes them from now on
     runner = LocalRunner(
-        forward.forward,
-        sampler,
-        table,
-        followers,
-        group,
-        pool,
-        device_tokens=forward.device_tokens,
+        built.forward, sampler, table, followers, group, pool, device_tokens=built.device_tokens
     )
     engine = _make_engine(plan, facts, tokenizer, runner)
-    new_weights = _new_weights(config, plan, model, table, runner)
     return BuiltEngine(
         engine=engine,
         tokenizer=tokenizer,
@@ -197,13 +184,13 @@ def build_engine(
         machine=machine,
         generation_defaults=read_generation_defaults(path),
         phases=phases.seconds,
-        kernels=forward.description,
-        step_weight_bytes=forward.step_weight_bytes,
-        torch_threads=forward.torch_threads,
+        kernels=built.description,
+        step_weight_bytes=built.step_weight_bytes,
+        torch_threads=built.torch_threads,
         followers=followers,
         adapters=pool,
         inspection=inspect(engine, config),
-        new_weights=new_weights,
+        new_weights=_new_weights(config, plan, model, table, runner),
     )
 
 
@@ -262,7 +249,7 @@ def build_follower(
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = _make_table(plan)
-    forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
+    forward = build_forward(model, plan, table, _kernels(), group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
 
@@ -400,6 +387,10 @@ def _make_table(plan: EnginePlan) -> InputBatch:
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
+
+
+def _kernels() -> Path:
+    return cache_dir() / "kernels"
 
 
 def read_machine(config: ServeConfig) -> MachineFacts:
