@@ -10,6 +10,22 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+# Settings that a merged adapter and one in a slot are both tested with.
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "rank-1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj", "down_proj"]},
+    "rank-8": {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"},
+    "rank-16": {"r": 16, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
+    "patterns": {
+        "r": 4,
+        "target_modules": r".*\.self_attn\.(q|o)_proj",
+        "rank_pattern": {"layers.0.self_attn.q_proj": 7, r".*\.2\..*o_proj": 2},
+        "alpha_pattern": {"o_proj": 32},
+    },
+    "some-layers": {"r": 4, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
+}
+ENDS = {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}
+
 
 def make_adapter(base: Path, folder: Path, *, seed: int = 0, **settings: Any) -> PeftModel:
     """Write an adapter of the model in `base`; return the model that has it, in float32.

@@ -21,25 +21,16 @@ from remora.lora.files import WEIGHTS
 from remora.lora.setup import pooling
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
+from tests.lora.adapters import ADAPTERS as SHARED
+from tests.lora.adapters import ENDS as SHARED_ENDS
 from tests.lora.adapters import greedy_ids, make_adapter
 from tests.tiny_models import COMMON
 
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "rank-1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj", "down_proj"]},
+ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
     "rank-4": {"r": 4, "target_modules": ["v_proj"]},
-    "rank-8": {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"},
-    "rank-16": {"r": 16, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
     "rank-64": {"r": 64, "target_modules": ["gate_proj", "up_proj", "down_proj"]},
-    "patterns": {
-        "r": 4,
-        "target_modules": r".*\.self_attn\.(q|o)_proj",
-        "rank_pattern": {"layers.0.self_attn.q_proj": 7, r".*\.2\..*o_proj": 2},
-        "alpha_pattern": {"o_proj": 32},
-    },
-    "some-layers": {"r": 4, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
 }
-ENDS = {"ends": {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}}
+ENDS = {"ends": SHARED_ENDS}
 PROMPT = [17, 300, 42, 99, 256, 8, 77]
 NUM_TOKENS = 20
 EOS: int = COMMON["eos_token_id"]

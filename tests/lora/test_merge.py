@@ -19,27 +19,17 @@ from remora.lora.merge import merging
 from remora.lora.setup import configured
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
+from tests.lora.adapters import ADAPTERS as SHARED
+from tests.lora.adapters import ENDS as SHARED_ENDS
 from tests.lora.adapters import greedy_ids, make_adapter
 from tests.lora.peft_files import AS_NAMED
 
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "one target": {"r": 4, "target_modules": ["v_proj"]},
-    "rank 1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj", "down_proj"]},
-    "all linear": {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"},
-    "rsLoRA": {"r": 16, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
+ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
     "DoRA": {"r": 4, "target_modules": "all-linear", "use_dora": True},
-    "patterns": {
-        "r": 4,
-        "target_modules": r".*\.self_attn\.(q|o)_proj",
-        "rank_pattern": {"layers.0.self_attn.q_proj": 7, r".*\.2\..*o_proj": 2},
-        "alpha_pattern": {"o_proj": 32},
-    },
-    "some layers": {"r": 4, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
     "rank beyond the width": {"r": 128, "target_modules": ["k_proj"]},
 }
 UNTIED: dict[str, dict[str, Any]] = {
-    "head and embedding": {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "head and embedding": SHARED_ENDS,
     "whole tensors": {
         "r": 4,
         "target_modules": ["v_proj"],
@@ -72,7 +62,7 @@ def test_merged_weights_are_those_of_peft(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-bias", "qwen2.5-tied", "qwen3"])
-@pytest.mark.parametrize("name", ["all linear", "DoRA"])
+@pytest.mark.parametrize("name", ["rank-8", "DoRA"])
 def test_the_engine_makes_the_tokens_that_peft_makes(
     family: str, name: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
@@ -116,7 +106,7 @@ def test_a_merged_model_is_quantised_as_a_whole(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     base = tiny_checkpoints("llama")
-    settings = ADAPTERS["all linear"]
+    settings = ADAPTERS["rank-8"]
     merged = make_adapter(base, tmp_path / "adapter", **settings).merge_and_unload()
     merged.save_pretrained(str(tmp_path / "merged"))
     for file in base.glob("tokenizer*"):

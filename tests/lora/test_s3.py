@@ -10,7 +10,7 @@ import pytest
 
 from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.adapter import read_adapter
-from remora.lora.files import CONFIG, PICKLES, WEIGHTS
+from remora.lora.files import CONFIG, WEIGHTS
 from remora.lora.sources import Sources
 from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 
@@ -108,17 +108,6 @@ def test_an_adapter_that_came_later_is_found(bucket: Any) -> None:
 def test_what_is_not_there_is_told(source: str, reason: str, bucket: Any) -> None:
     with pytest.raises(InvalidAdapter, match=reason):
         make_sources().fetch(source)
-
-
-def test_a_broken_adapter_is_refused(bucket: Any) -> None:
-    bucket.pipe(f"{URL}/{WEIGHTS}", bytes(MAX_BYTES + 1))
-    with pytest.raises(InvalidAdapter, match="max_adapter_bytes"):
-        make_sources().fetch(URL)
-
-    bucket.rm(f"{URL}/{WEIGHTS}")
-    bucket.pipe(f"{URL}/{PICKLES[0]}", b"")
-    with pytest.raises(InvalidAdapter, match="a pickle"):
-        make_sources().fetch(URL)
 
 
 def test_a_server_that_is_gone_is_told_without_secrets(

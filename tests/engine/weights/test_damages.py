@@ -99,7 +99,7 @@ def become(content: bytes) -> Damage:
     return lambda file: file.write_bytes(content)
 
 
-def scoped_task(name: str, content: Any) -> Damage:
+def instead(name: str, content: Any) -> Damage:
     """Put a file of JSON in the place of the weights."""
 
     def damage(file: Path) -> None:
@@ -140,7 +140,7 @@ SAFETENSORS: dict[str, tuple[Damage, str]] = {
     ),
     "cut in the header": (cut(0.001), r"its header claims [\d,]+ bytes, and the file has"),
     "cut in the length": (become(b"\x10\0"), "its header claims 16 bytes"),
-    "length out of bounds": (put(0, b"\xff" * 8), "said to have 18,446,744,073,709,551,615 bytes"),
+    "length out of bounds": (put(0, b"\xff" * 8), "claims 18,446,744,073,709,551,615 bytes"),
     "header of noise": (put(8, b"\xff" * 20), r"model\.safetensors .*its header is no JSON"),
     "header of a list": (become(b"\x02\0\0\0\0\0\0\0[]"), "its header is a list"),
     "entry without shape": (reheader(shape=None), r"model\.norm\.weight has no dtype, shape"),
@@ -155,15 +155,15 @@ SAFETENSORS: dict[str, tuple[Damage, str]] = {
     "pointer of git-lfs": (become(POINTER), "is a git-lfs pointer.*git lfs pull"),
     "no weights": (Path.unlink, r"no weights: looked for .* It has config\.json"),
     "index without its files": (
-        scoped_task(INDEX, {"weight_map": {"a": "b.safetensors"}}),
+        instead(INDEX, {"weight_map": {"a": "b.safetensors"}}),
         r"1 of the 1 weight files that .* names are not there, b\.safetensors first",
     ),
     "index of nothing": (
-        scoped_task(INDEX, {"a": 1}),
+        instead(INDEX, {"a": 1}),
         "cannot be read as an index.*Expected an object",
     ),
     "index that leads out": (
-        scoped_task(INDEX, {"weight_map": {"a": "../b"}}),
+        instead(INDEX, {"weight_map": {"a": "../b"}}),
         "outside its folder",
     ),
     "a tensor in two files": (twice, r"\S+weight in two of its weight files"),
@@ -224,7 +224,7 @@ PICKLES: dict[str, tuple[Damage, str]] = {
     "pointer of git-lfs": (become(POINTER), "git lfs pull"),
     "other objects": (
         lambda file: torch.save({NORM: Strange()}, file),
-        r"pytorch_model\.bin asks for \S*Strange: it holds other things than tensors",
+        r"pytorch_model\.bin asks for \S*Strange: it holds objects",
     ),
     "a list": (lambda file: torch.save([1], file), "holds a list; expected tensors by name"),
     "numbers": (lambda file: torch.save({"a": 1}, file), "holds a int as 'a'; expected tensors"),

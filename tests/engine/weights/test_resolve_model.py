@@ -8,14 +8,11 @@ from remora.configs.serve_file import config_of_model, our_application
 from remora.engine.weights.resolve_model import BUILT_IN, resolve_model
 
 
-def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
-    assert resolve_model(str(tmp_path), tmp_path / "cache") == tmp_path
-
-
-def test_an_existing_gguf_file_is_itself(tmp_path: Path) -> None:
+def test_existing_folders_and_gguf_files_are_themselves(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
 
+    assert resolve_model(str(tmp_path), tmp_path / "cache") == tmp_path
     assert resolve_model(str(file), tmp_path / "cache") == file
 
 
