@@ -165,7 +165,7 @@ class LocalEngineClient:
     async def exchange(self, install: Callable[[], object]) -> None:
         """Change what computes between two requests, once all that are open have been answered.
 
-        Those that come meanwhile wait, and run on what `install` has brought about; the prefix
+        Later requests wait, and run on what `install` puts in place; the prefix
         cache is dropped. What `install` raises ends the engine.
         """
         done: asyncio.Future[None] = self._asyncio.create_future()
@@ -222,14 +222,14 @@ class LocalEngineClient:
         return await asyncio.shield(self._failed)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the open ones; end those that take longer: False."""
+        """Refuse new requests and wait for open ones; False = some took longer and were ended."""
         self._is_draining = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()
         except TimeoutError:
             for stream in self._streams.values():
-                stream.fail(Unavailable("The server was stopped amid this answer. Please retry."))
+                stream.fail(Unavailable("The server stopped during this answer. Please retry."))
             return False
         return True
 
@@ -293,7 +293,7 @@ class LocalEngineClient:
         if not self._streams:
             self._is_idle.set()
         if aborted:
-            self._loop.submit(lambda engine: engine.abort(stream.engine_id))  # nobody reads on
+            self._loop.submit(lambda engine: engine.abort(stream.engine_id))
 
     def _retry_after_s(self) -> float:
         """Guess when a place is free: one queue's length of typical steps, within reason."""
@@ -314,8 +314,8 @@ class LocalEngineClient:
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         """Runs on the engine's thread, once per step: pass on what the step gave.
 
-        Waits while the event loop is MAX_STEPS_AHEAD behind. Short steps let go of the interpreter
-        so briefly that the loop's thread, always a moment late, would otherwise starve.
+        Waits while the event loop is MAX_STEPS_AHEAD behind. Short steps release the interpreter
+        so briefly that the thread of the event loop would otherwise starve.
         """
         in_turn = self._ahead.acquire(timeout=MAX_WAIT_S)
         self._cross(self._on_step, outputs, in_turn)

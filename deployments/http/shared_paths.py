@@ -1,6 +1,6 @@
-"""Paths that several servers share: /generate in three dialects, and what goes with it.
+"""Paths that several APIs share: /generate in three formats, and the routes of these APIs.
 
-`api.generate_dialect` says whose bodies /generate takes; by default each body says so itself.
+`api.generate_dialect` selects the API of /generate; by default it is detected from each body.
 """
 
 from __future__ import annotations

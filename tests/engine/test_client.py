@@ -314,7 +314,7 @@ async def test_what_a_drain_does_not_wait_for_ends_with_an_error(
 
     assert not await client.drain(0.0)
 
-    with pytest.raises(Unavailable, match="stopped amid this answer"):
+    with pytest.raises(Unavailable, match="stopped during this answer"):
         [output async for output in stream]
     assert await client.drain(10)
 

@@ -88,7 +88,7 @@ def health_routes(server: ServerState) -> APIRouter:
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     async def token() -> None:
-        # One at a time: this is work that nobody needs a key for.
+        # One at a time: no key is needed to start this work.
         async with asking:
             await ops.check_token(server)
 

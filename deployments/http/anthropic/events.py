@@ -1,6 +1,6 @@
-"""Content blocks of a message, and the events that tell of them as they grow.
+"""Content blocks of a message, and the events of a streamed message.
 
-A whole message is made of the same blocks as a streamed one, by the same code.
+Whole and streamed messages are built by the same code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class BlockWriter:
     """Writes one reply as blocks.
 
-    blocks:  those that are finished, and the one that grows, which lacks its text until then
+    blocks:  all blocks so far; the last one has no text until it ends
     """
 
     def __init__(self) -> None:
@@ -47,19 +47,19 @@ class BlockWriter:
         self._pieces: list[str] = []
 
     def take(self, events: Iterable[ReplyEvent]) -> list[Event]:
-        """Add what a piece of the reply means."""
-        told: list[Event] = []
+        """Add events of the reply; returns the API events."""
+        found: list[Event] = []
         for event in events:
             match event:
                 case Text(text):
-                    told += self._grow(TEXT, text)
+                    found += self._grow(TEXT, text)
                 case Reasoning(text):
-                    told += self._grow(THINKING, text)
+                    found += self._grow(THINKING, text)
                 case CallBegun(_, call_id, name):
-                    told += self._begin(TOOL_USE, {"id": call_id, "name": name, "input": {}})
+                    found += self._begin(TOOL_USE, {"id": call_id, "name": name, "input": {}})
                 case CallArguments(_, text):
-                    told += self._grow(TOOL_USE, text)
-        return told
+                    found += self._grow(TOOL_USE, text)
+        return found
 
     def finish(self) -> list[Event]:
         """End the reply. There is one block at least."""
@@ -67,21 +67,21 @@ class BlockWriter:
         return begun + self._end()
 
     def _grow(self, kind: str, text: str) -> list[Event]:
-        told = []
+        found = []
         if not self._is_open or self.blocks[-1]["type"] != kind:
-            told = self._begin(kind, _NEW[kind])
+            found = self._begin(kind, _NEW[kind])
         self._pieces.append(text)
         delta_type, name = _DELTAS[kind]
         delta = {"type": delta_type, name: text}
-        return [*told, {"type": "content_block_delta", "index": self._index, "delta": delta}]
+        return [*found, {"type": "content_block_delta", "index": self._index, "delta": delta}]
 
     def _begin(self, kind: str, fields: Mapping[str, Any]) -> list[Event]:
-        told = self._end()
+        found = self._end()
         self.blocks.append({"type": kind, **fields})
         self._is_open, self._pieces = True, []
         begun = {"type": "content_block_start", "index": self._index}
         # A copy, since the block is yet to change.
-        return [*told, begun | {"content_block": dict(self.blocks[-1])}]
+        return [*found, begun | {"content_block": dict(self.blocks[-1])}]
 
     def _end(self) -> list[Event]:
         if not self._is_open:

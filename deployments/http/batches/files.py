@@ -115,7 +115,7 @@ class FileStore:
         files = self.seen_by(None)
         if len(files) >= MAX_FILES or sum(file.bytes for file in files) >= MAX_STORE_BYTES:
             raise InvalidRequest(
-                "The server's store of files is full; delete files that nobody needs any more.",
+                "The server's store of files is full; delete files that are no longer needed.",
                 "file",
                 "store_full",
             )

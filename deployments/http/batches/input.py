@@ -60,7 +60,7 @@ class Input:
 def read_input(path: Path, url: str, *, max_line_bytes: int) -> Input:
     """Check every line of a file. Blocks.
 
-    url:  the one that all lines must be for
+    url:  required url of all lines
     """
     lines: list[BatchLine] = []
     faults: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""Results of a batch on disk: appended as they come, read again by whoever takes the batch up.
+"""Results of a batch on disk: appended one by one, and read when a replica resumes the batch.
 
-A line that was begun and never answered is begun anew, but not for ever: a request that ends the
-server each time must not do so a fourth time.
+A line without a result is started again, at most three times: a request that crashes the server
+must not do so for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs batches with what online requests leave over.
+"""Runs batches on capacity that online requests leave free.
 
-A line starts only while nobody waits and less than half of the engine's rows are taken, and with
-the lowest priority there is: online requests stand before it in the queue, and push it out where
-`engine.priority_preemption_gap` lets them.
+A line starts only while no request is queued and less than half of the engine's rows are in use. It
+has the lowest priority: online requests are scheduled first, and preempt it where
+`engine.priority_preemption_gap` allows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from remora.deployments.http.core.errors import answer_to, error_body, log_error
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.server_state import ServerState
 
-POLL_S = 1.0  # how often a replica looks for a batch that nobody runs
-TICK_S = 0.05  # how often it looks for room
-SAVE_S = 1.0  # how often progress is written
+POLL_S = 1.0  # between two searches for a batch that no replica runs
+TICK_S = 0.05  # between two looks for free capacity
+SAVE_S = 1.0  # between two writes of progress
 RETRY_S, ENGINE_RETRY_S = 10.0, 1.0
 LOWEST_PRIORITY = -(2**31) + 1
 
@@ -52,14 +52,14 @@ class BatchRunner:
         self._endpoints = endpoints
 
     async def run(self) -> None:
-        """Run whatever there is to run, until cancelled."""
+        """Run batches until cancelled."""
         while True:
             try:
                 if not await self.run_next():
                     await asyncio.sleep(POLL_S)
             except Exception:
-                # A boundary: a full disk must not end this task, nor stop what is online.
-                log.exception("batches are not run for %g s", RETRY_S)
+                # A boundary: a full disk must not end this task, nor online requests.
+                log.exception("batches: paused for %g s", RETRY_S)
                 await asyncio.sleep(RETRY_S)
 
     async def run_next(self) -> bool:
@@ -69,9 +69,9 @@ class BatchRunner:
             with self._store.claim(listed.id) as batch:
                 if batch is None:
                     continue
-                log.info("batch %s runs", batch.id)
+                log.info("batches: %s started", batch.id)
                 await _Run(self._served, self._store, batch, self._endpoints[batch.endpoint]).run()
-                log.info("batch %s: %s", batch.id, batch.status)
+                log.info("batches: %s status=%s", batch.id, batch.status)
                 return True
         return False
 
@@ -202,7 +202,7 @@ class _Run:
         await self._save()
 
     async def _answer(self, given: Input, line: BatchLine) -> Result:
-        """Return the result of one line; whatever is wrong with it is part of that."""
+        """Return the result of one line, or its error as a result."""
         rid = uuid.uuid4().hex
         try:
             body = await asyncio.to_thread(given.body, line)
@@ -240,9 +240,9 @@ class _Run:
 async def _on_disk(
     work: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
 ) -> ResultT:
-    """Do something with a batch's files, in a thread; cancelled, wait for its end all the same.
+    """Work on a batch's files in a thread; wait for its end even when cancelled.
 
-    The batch's lock goes after that: whoever takes it up finds files that nobody else writes.
+    The batch's lock is released after that, so two replicas never write the same files.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     is_cancelled = False

@@ -1,8 +1,8 @@
 """Batches as records on disk, which several replicas share.
 
-Any replica may make a batch, show it, or leave the mark that asks for its end. Only the one that
-holds a batch's lock runs it and writes its record; the lock goes with the process that holds it,
-so what a dead replica leaves behind is taken up by another, or by its successor.
+Any replica may create a batch, show it, or mark it as cancelled. Only the replica that holds a
+batch's lock runs it and writes its record. The lock ends with the process, so the batch of a failed
+replica is resumed by another one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Batch:
 
 
 class BatchStore:
-    """Batches in a folder, beside the store of their files. Methods block.
+    """Batches in a folder that also holds their files. Methods block.
 
     files:  of their inputs and outputs
     """
@@ -179,11 +179,11 @@ class BatchStore:
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def cancel(self, batch_id: str) -> None:
-        """Ask whoever runs the batch to end it."""
+        """Mark a batch as cancelled; the replica that runs it stops."""
         self._records.path(batch_id, ".cancel").touch()
 
     def is_cancelled(self, batch_id: str) -> bool:
-        """Return whether somebody has asked for the batch's end."""
+        """Return whether a batch is marked as cancelled."""
         return self._records.path(batch_id, ".cancel").exists()
 
     def starts_path(self, batch_id: str) -> Path:

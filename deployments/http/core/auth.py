@@ -1,10 +1,9 @@
-"""Who may ask: every route wants a key unless it is on the list of open ones.
+"""Access: every route needs a key unless it is in OPEN_PATHS.
 
-Keys are told apart by their SHA-256 digests, each compared in constant time and all of them each
-time, so that how long an answer takes says nothing of a key. Routes that the operator alone may
-use carry `dependencies=ADMIN`. Without an admin key they answer only where the server listens on
-this machine alone: then whoever holds an ordinary key, if one is set, is its operator. Where no key
-is set at all, everything that runs on the machine is; a web page in its browser is not.
+Keys are compared by their SHA-256 digests, all of them each time and in constant time, so response
+times reveal nothing of a key. Routes for the operator only have `dependencies=ADMIN`. Without an
+admin key they answer only if the server listens on this machine alone: then the holder of an
+ordinary key is the operator or, if no key is set, any local program except a page in a browser.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Access:
         return self.role(headers) is Role.OPERATOR and (needs_key or not _is_of_a_page(headers))
 
     def owner(self, headers: Headers) -> str:
-        """Return a name of the key among these headers; "" where callers are not told apart."""
+        """Return a name of the key in these headers; "" where no keys are set."""
         held = [
             key for key in _given_keys(headers) if self.keys is not None and self.keys.hold(key)
         ]
@@ -166,7 +165,7 @@ def unauthorized(message: str) -> HTTPException:
 
 
 class Gate:
-    """ASGI middleware that lets in who may come in. Its errors are `Edge`'s to answer.
+    """ASGI middleware that refuses callers without a key. `Edge` answers its errors.
 
     access:  who may do what at the moment
     """
@@ -196,7 +195,7 @@ async def require_operator(request: Request) -> None:
 
 
 def viewer(request: Request) -> str | None:
-    """Return whose things the caller may see; None = everybody's."""
+    """Return the owner of what the caller may see; None = of everything."""
     access: Access = request.state.access
     return access.viewer(request.headers)
 

@@ -1,7 +1,7 @@
-"""The limits that bodies are read under, and how what is over one of them is told.
+"""Limits of request bodies, and the errors of bodies that exceed them.
 
-The models of bodies are classes, and the operator's limits are values: `apply` sets those that
-count for what the running task reads. Knows no request and no field.
+Bodies are classes, and limits are values of the configuration: `apply` sets the limits of the
+running task. Knows nothing of requests and fields.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def check_sequences(found: int, param: str) -> None:
 class AtMost:
     """Annotation of a field of a body: a list, text or object no longer, a number no larger.
 
-    Looked at before anything in the value is: whoever sends a million messages has none read.
+    Checked before the entries: a list that is too long is refused without reading them.
     """
 
     key: str

@@ -1,6 +1,6 @@
-"""Places for calls that run at once: who finds none is refused, or waits in order of arrival.
+"""Limits how many requests run at once: more are refused, or wait in order of arrival.
 
-Used on one event loop. Knows no requests.
+Used on one event loop. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 1.0
 
 
 class ConcurrencyLimiter:
-    """As many as there may be at the moment; the number may change while some are taken."""
+    """Counts the slots in use; the limit may change meanwhile."""
 
     def __init__(self) -> None:
         self._num_taken = 0
@@ -25,10 +25,10 @@ class ConcurrencyLimiter:
 
     @asynccontextmanager
     async def taken(self, most: int | None, *, wait_s: float | None) -> AsyncIterator[None]:
-        """Hold one of at most so many places (None: any number) during the block.
+        """Hold one of `most` slots (None: any number) during the block.
 
-        wait_s:  seconds to wait for one; None = not at all
-        Raises QueueFull without a place, Unavailable after having waited in vain.
+        wait_s:  seconds to wait for a slot; None = not at all
+        Raises QueueFull when no slot is free, Unavailable when none is free after `wait_s`.
         """
         if most is not None:
             self._most = most
@@ -54,7 +54,7 @@ class ConcurrencyLimiter:
         try:
             await asyncio.wait({turn}, timeout=wait_s)
         except asyncio.CancelledError:
-            if turn.done():  # it was ours, and is the next one's
+            if turn.done():  # the slot was granted: pass it on
                 self._num_taken -= 1
                 self._let_in(self._most)
             raise
@@ -62,7 +62,7 @@ class ConcurrencyLimiter:
             if not turn.done():
                 self._waiting.remove(turn)
         if not turn.done():
-            message = f"The request waited for {wait_s:g} s without its turn."
+            message = f"Queue timeout: the request waited {wait_s:g} s (engine.queue_timeout_s)."
             raise Unavailable(message, 5.0, limit="queue_timeout_s")
 
     def _let_in(self, most: int | None) -> None:

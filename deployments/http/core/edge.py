@@ -1,6 +1,6 @@
-"""The outermost layer: limits on URL and headers, request ids, and the last resort.
+"""The outermost middleware: limits of URL and headers, request ids, and unhandled errors.
 
-Plain ASGI, so that streams and cancellation pass through untouched.
+Plain ASGI, so that it does not interfere with streams and cancellation.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 class Edge:
     """ASGI middleware around the whole application.
 
-    limits:           those of the moment
+    limits:           returns the current limits
     dialect_of:       in which dialect a path answers, until a body says otherwise
     echo_request_id:  whether to send `x-request-id` back; Serve's proxy does so by itself
     count:            called with (route, status) for each response
     count_refusal:    called with the name of each limit that refused something; also what
                       `refused` calls
-    note:             told of each request's headers first
+    note:             called with each request's headers first
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Edge:
             self._note(scope["headers"])
             await self._app(scope, receive, send_on)
         except Exception as error:
-            # A boundary: nothing is left above that would answer in our shape.
+            # A boundary: no layer above would answer in the API's format.
             log_error(error, request_id)
             refused(scope, error)
             if status == 0:

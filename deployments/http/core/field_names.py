@@ -1,4 +1,4 @@
-"""Faults of a translated body, told in the words of the body that the caller sent."""
+"""Errors of a translated body, with the field names of the body that the caller sent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def renames(*pairs: tuple[str, str]) -> Renames:
 
 
 def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
-    """Return an error with the fields that it is about, and speaks of, renamed."""
+    """Return an error with the fields of its parameter and message renamed."""
 
-    def told(match: re.Match[str]) -> str:
+    def renamed(match: re.Match[str]) -> str:
         name = match[0]
         if name.startswith("'"):
             return name
@@ -29,7 +29,7 @@ def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
         return rename(name) if name == error.param or not name.isalpha() else name
 
     param = None if error.param is None else rename(error.param)
-    return type(error)(_FIELD.sub(told, error.message), param, error.code, limit=error.limit)
+    return type(error)(_FIELD.sub(renamed, error.message), param, error.code, limit=error.limit)
 
 
 @contextmanager

@@ -165,7 +165,7 @@ class SamplingBody(Body):
 
 
 class StreamOptions(Body):
-    """What a stream carries besides text."""
+    """What a stream holds in addition to text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

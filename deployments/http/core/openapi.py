@@ -16,7 +16,7 @@ _PROMPT = "The capital of France is"
 _PARAMETERS = {"max_new_tokens": 16}
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 _CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-# What may be sent, beside the name of the model.
+# Examples of bodies, without the name of the model.
 _EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "/v1/chat/completions": {"messages": _TURNS, "max_completion_tokens": 16},

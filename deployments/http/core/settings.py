@@ -1,4 +1,4 @@
-"""What the operator may change while requests run. Whoever uses a value reads it anew each time."""
+"""Settings that may change while requests run; read them again for each request."""
 
 from __future__ import annotations
 

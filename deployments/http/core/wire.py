@@ -66,7 +66,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 async def parsed(raw: bytes) -> Any:
-    """Return a body for those who only look at it; None = there is none, or it is no JSON."""
+    """Return a body that is only inspected; None = it is empty or not JSON."""
     try:
         if len(raw) > _PARSE_ON_LOOP_BYTES:
             return await asyncio.to_thread(orjson.loads, raw)
@@ -93,7 +93,7 @@ def _is_too_deep(value: Any, max_depth: int) -> bool:
 def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     media_type = media_type.strip().lower()
-    # What curl -d says of anything. A form of a web page says so too, and where it comes from.
+    # curl -d sends this type for any body; so do forms of web pages, but with an Origin header.
     is_curl = media_type == "application/x-www-form-urlencoded" and "origin" not in request.headers
     if media_type != "application/json" and not media_type.endswith("+json") and not is_curl:
         raise HTTPException(415, "The content type must be application/json.")
@@ -102,7 +102,7 @@ def _check_media_type(request: Request) -> None:
 
 
 async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """Return the body as it came. Raises HTTPException 408, 413, 499 when the client leaves."""
+    """Return the raw body. Raises HTTPException 408, 413, and 499 when the client disconnects."""
     if declares_more_than(request, max_bytes):
         raise too_large(max_bytes)
     body = bytearray()
@@ -128,7 +128,7 @@ def declares_more_than(request: Request, max_bytes: int) -> bool:
 
 def too_large(max_bytes: int) -> HTTPException:
     """Return the error of a body that is longer."""
-    # The rest of the body is not read, so the connection cannot be used again.
+    # The rest of the body is not read, so the connection cannot be reused.
     message = f"The body is larger than the {max_bytes} bytes allowed; send less at a time."
     headers = {"connection": "close", "x-should-retry": "false"}
     return OverLimit(413, message, "max_body_bytes", headers)

@@ -1,7 +1,7 @@
-"""How a family of routes looks on the wire: its errors, and the frames of its streams.
+"""The wire format of each API: its errors, and the frames of its streams.
 
-A route's dialect follows from its path, and from the configuration for paths that several servers
-share; only bodies of /generate say more than that (`native_routes.py`).
+A route's format follows from its path and, for paths that several APIs share, from
+`api.generate_dialect` or the body (`shared_paths.py`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _kind_and_message(error: BaseException, kinds: Mapping[int, str]) -> dict[st
 
 def _responses_event(error: BaseException, place: int) -> dict[str, Any]:
     inner = error_body(error)["error"]
-    told = {name: inner[name] for name in ("code", "message", "param")}
-    return {"type": "error", **told, "sequence_number": place}
+    fields = {name: inner[name] for name in ("code", "message", "param")}
+    return {"type": "error", **fields, "sequence_number": place}
 
 
 def _ollama_error(error: BaseException) -> dict[str, Any]:
@@ -132,7 +132,7 @@ OLLAMA = Dialect(
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 
-# All that is ever sent as a sign of life.
+# Everything that is sent as a keep-alive.
 KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
 
 _BY_PATH = (

@@ -85,7 +85,7 @@ Documents = Annotated[
 
 
 class TemplateBody(ToolsBody):
-    """What a conversation becomes a prompt by, beside its messages."""
+    """Fields, other than messages, that decide how a conversation is rendered as a prompt."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -97,7 +97,7 @@ class TemplateBody(ToolsBody):
     def _check_continuation(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
             raise fault(
-                "cannot be true beside add_generation_prompt", param="continue_final_message"
+                "cannot be true together with add_generation_prompt", param="continue_final_message"
             )
         return self
 
@@ -117,7 +117,7 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     echo: Annotated[Any, only(False)] = None
-    # Whether the thought is in the answer; whether apart from its text; whether piece by piece.
+    # Whether the answer holds the reasoning; whether apart from the text; whether it is streamed.
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None

@@ -57,7 +57,7 @@ def _check_best_of(body: CompletionBody, n: int) -> None:
 def _sampling(server: ServerState, body: CompletionBody, max_tokens: int) -> SamplingParams:
     n = body.n or 1
     num_made = max(n, body.best_of or n)
-    scored_by = 0 if num_made > n else None  # the best are told by their log-probabilities
+    scored_by = 0 if num_made > n else None  # `best` ranks by log-probability
     return openai_sampling(
         body,
         server,

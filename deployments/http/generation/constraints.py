@@ -253,8 +253,8 @@ async def _compile(server: ServerState, answer: Constraint, param: str, use: Too
 def _cannot_choose(param: str, where: str) -> InvalidRequest:
     return unsupported(
         param,
-        f"{param} beside tools that the model is free to call cannot be enforced with {where}; "
-        "send tool_choice none or required.",
+        f"{param} together with tools that the model is free to call cannot be enforced with "
+        f"{where}; send tool_choice none or required.",
     )
 
 

@@ -35,7 +35,7 @@ def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: boo
     """Raise InvalidRequest if the log-probabilities that a request may get are too many.
 
     num_tokens:   all tokens, of prompts and outputs, that may get them
-    top:          how many likely ones each token gets beside its own
+    top:          likely tokens reported with each token
     is_repeated:  whether every event of a stream holds them all
     """
     limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES

@@ -105,7 +105,7 @@ class Message(Body):
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: CallId | None = None
-    # Of OpenAI's answers, sent back as they came.
+    # Fields of OpenAI's answers that clients send back.
     annotations: list[Any] | None = None
     audio: Any = None
 

@@ -85,7 +85,7 @@ def cut_of(body: OpenAIBody, server: ServerState, max_tokens: int | None) -> Cut
 
 
 def _room(plan: EnginePlan, max_tokens: int | None) -> int:
-    """Return the tokens of the longest prompt beside an output."""
+    """Return the length of the longest prompt that leaves room for the output."""
     return max(1, plan.max_sequence_tokens - (1 if max_tokens is None else max_tokens))
 
 

@@ -1,9 +1,9 @@
-"""Running calls: from engine requests to one stream of outputs, its first output already there.
+"""Running requests: from engine requests to one stream of outputs.
 
-A call is one HTTP request (or handle call) and may hold many prompts; their outputs interleave.
-Refusals are raised when a call is opened, before any header is sent. Closing a call, at any
-moment, aborts what it still has in the engine. Callers name their calls, and the requests of a
-call, as they like, several alike if they want; the engine only ever sees ids of ours.
+One HTTP request (or request of a handle) may hold many prompts; their outputs interleave. Refusals
+are raised when it is opened, before any header is sent. Closing it, at any moment, aborts what is
+still running in the engine. Callers may give several requests the same name; the engine sees
+unique ids.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def _joined(first: Output, second: Output) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What a call may take.
+    """Limits of a request.
 
-    timeout_s:        of the whole call; None = as long as it likes
-    queue_timeout_s:  until its turn
-    max_sequences:    of the call
-    max_requests:        that run at once; None = any number
-    wait_when_busy:   whether one more waits, for as long as in the queue
+    timeout_s:        of the whole request; None = no limit
+    queue_timeout_s:  until its first step
+    max_sequences:    of one request
+    max_requests:     that run at once; None = any number
+    wait_when_busy:   whether a request over `max_requests` waits, up to `queue_timeout_s`
     """
 
     timeout_s: float | None
@@ -110,7 +110,7 @@ class RequestLimits:
 
     @classmethod
     def of(cls, config: ServeConfig, plan: EnginePlan) -> Self:
-        """Read them from a configuration and its plan."""
+        """Return the limits of a configuration and its plan."""
         return cls(
             timeout_s=config.api.request_timeout_s,
             queue_timeout_s=config.engine.queue_timeout_s,
@@ -121,10 +121,10 @@ class RequestLimits:
 
 
 class RequestTracker:
-    """Opens calls and knows which are open. Their limits may be replaced at any time.
+    """Opens requests and knows which are open. `limits` may be replaced at any time.
 
-    is_draining:  whether the replica is about to stop
-    observers:    who is told of each call
+    is_draining:  whether the replica is shutting down
+    observers:    notified of each request
     """
 
     def __init__(self, client: EngineClient, metrics: Metrics, limits: RequestLimits) -> None:
@@ -195,7 +195,7 @@ class RequestTracker:
         return all(waiting)
 
     def check_size(self, num_sequences: int, param: str) -> None:
-        """Raise InvalidRequest for a call that could never be taken; `param` is to blame."""
+        """Raise InvalidRequest, which names `param`, for more sequences than allowed."""
         allowed = self.limits.max_sequences
         if num_sequences > allowed:
             raise InvalidRequest(
@@ -206,7 +206,7 @@ class RequestTracker:
             )
 
     async def abort(self, rid: str) -> int:
-        """Abort all requests of the calls, and all requests, named `rid`; returns how many."""
+        """Abort all requests and single prompts named `rid`; returns how many engine requests."""
         found = 0
         for request_id in tuple(self._open.get(rid, ())):
             found += await self._client.abort(request_id)
@@ -286,7 +286,7 @@ async def _single(outputs: AsyncGenerator[Output, None]) -> OutputStream:
 async def _limited(
     events: AsyncGenerator[Event, None], timeout_s: float
 ) -> AsyncGenerator[Event, None]:
-    """Pass events on until `timeout_s` has passed; then raise RequestTimedOut."""
+    """Yield events until `timeout_s` has passed; then raise RequestTimedOut."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     async with aclosing(events):
         while True:
@@ -301,7 +301,7 @@ async def _limited(
 
 
 async def _merge(client: EngineClient, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
-    """Yield the outputs of all requests as they come; the first error ends them all."""
+    """Yield the outputs of all requests; the first error ends them all."""
     # The bound makes the engine's client merge outputs while the consumer is busy.
     queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=len(requests))
 

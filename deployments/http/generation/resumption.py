@@ -1,9 +1,9 @@
-"""Streams that go on at another replica: what one needs to know of the answer that another began.
+"""Resuming a stream on another replica after the replica that began it has failed.
 
-Only for greedy or seeded answers of one sequence without log-probabilities: there, the same tokens
-become the same bytes. A gateway collects the tokens of each piece beside the bytes; should the
-replica die, another reads these tokens as its own, writes the same bytes again, leaves out what
-the client has had, and goes on. The checksum of what is left out proves that it was the same.
+Only for greedy or seeded answers of one sequence without log-probabilities, where the same tokens
+become the same bytes. A gateway collects the tokens of each piece together with its bytes. If the
+replica fails, another one takes these tokens as its own output, writes the same bytes again, skips
+what the client has received, and continues. A checksum proves that the skipped bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from remora.engine.types import FinishReason, Request, Resumption, SamplingParam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An answer as far as a client has it; at first, nothing.
+    """The part of an answer that the client has received; at first, nothing.
 
-    created:    time of the answer in seconds since 1970: it stands in each of its pieces
-    tokens:     what each piece was made of, as `note` wrote it
+    created:    creation time of the answer in seconds since 1970, which each piece holds
+    tokens:     tokens of each piece, as `note` wrote them
     num_bytes:  of the body, comments left out
     checksum:   CRC-32 of these bytes
     """
@@ -45,7 +45,7 @@ _context: ContextVar[_Context | None] = ContextVar("_context", default=None)
 
 
 def go_on_from(begun: Begun, note: Callable[[bytes], None]) -> None:
-    """Let the answer that the running task makes go on from there, if it can.
+    """Resume the running task's answer from there, if it can be resumed.
 
     note:  called with the tokens of each further piece
     """
@@ -53,25 +53,25 @@ def go_on_from(begun: Begun, note: Callable[[bytes], None]) -> None:
 
 
 def created_at() -> int:
-    """Return the time that an answer bears, in seconds since 1970."""
+    """Return the creation time of the answer, in seconds since 1970."""
     context = _context.get()
     return int(time.time()) if context is None else context.begun.created
 
 
 def must_repeat() -> bool:
-    """Return whether a piece must come out alike elsewhere, and so tell no times."""
+    """Return whether another replica must write the same bytes, so that chunks hold no times."""
     return _context.get() is not None
 
 
 def resumable(request: Request) -> Request:
-    """Return the request, to go on from where another replica has come, if it can."""
+    """Return the request, resumed where another replica stopped, if it can be resumed."""
     context = _context.get()
     if context is None or not _is_exact(request.sampling) or request.heal:
         return request
     note, lora_id = context.note, request.lora_id
     groups = [orjson.loads(group) for group in context.begun.tokens]
-    # What another version of an adapter has said this one does not go on from: it says it anew, and
-    # the checksum tells whether that is the same.
+    # Output of another version of an adapter is not continued but generated anew; the checksum
+    # shows whether it is the same.
     is_same = all(made_by == lora_id for made_by, _ in groups)
     given = tuple(_read(group, request.request_id) for _, group in groups) if is_same else ()
 
@@ -88,11 +88,11 @@ def _is_exact(sampling: SamplingParams) -> bool:
 
 
 def _write(lora_id: int, events: Sequence[SequenceOutput]) -> bytes:
-    told = [
+    written = [
         (event.token_ids, event.finish_reason, event.stop_token_id, event.num_cached_tokens)
         for event in events
     ]
-    return orjson.dumps((lora_id, told))
+    return orjson.dumps((lora_id, written))
 
 
 def _read(group: Sequence[Any], request_id: str) -> tuple[SequenceOutput, ...]:

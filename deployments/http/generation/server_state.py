@@ -1,4 +1,4 @@
-"""What the HTTP side serves: the engine and what belongs to it, behind one name."""
+"""The state that request handlers share: the engine, the tokenizer, metrics, limits, ..."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ PartT = TypeVar("PartT")
 
 
 class GrammarMaker(Protocol):
-    """Compiles constraints; `engine.grammar.service` in earnest."""
+    """Compiles constraints. Implemented by `engine.grammar.service`."""
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         """Return the compiled constraint. Raises InvalidRequest, which names `param`."""
         ...
 
     def stats(self) -> GrammarStats:
-        """Return what has been done so far."""
+        """Return the counters."""
         ...
 
 
@@ -66,17 +66,17 @@ class ModelServer(Protocol):
 
     @property
     def plan(self) -> EnginePlan:
-        """What is being run."""
+        """The plan that the engine runs."""
         ...
 
     @property
     def config(self) -> ServeConfig:
-        """What the operator wrote."""
+        """The configuration."""
         ...
 
     @property
     def grammars(self) -> GrammarMaker:
-        """What compiles constraints on output."""
+        """Compiles constraints on output."""
         ...
 
     @property
@@ -86,28 +86,28 @@ class ModelServer(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """What is served beside the model."""
+        """The adapters that are served."""
         ...
 
     @property
     def exchange(self) -> WeightUpdate | None:
-        """How other weights come; None = they do not."""
+        """How weights are replaced; None = they are not."""
         ...
 
     @property
     def pooling(self) -> PoolingFacts | None:
-        """What becomes of hidden states, if the model makes no text."""
+        """Facts of a pooling model; None = the model generates text."""
         ...
 
     @property
     def inspection(self) -> Inspection | None:
-        """What looks into the engine; None where there is none."""
+        """Profiling and inspection of the engine; None = not available."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingSide:
-    """What is known of a model that makes no text.
+    """A pooling model.
 
     framer:    turns texts into rows; None = there is no tokenizer
     template:  how a generating reranker reads a pair; None = as the tokenizer frames pairs
@@ -120,7 +120,7 @@ class PoolingSide:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request asks for: the base model, or an adapter of it.
+    """The model of a request: the base model, or an adapter of it.
 
     lora_id:  of the adapter in the engine; 0 = the base model
     """
@@ -164,7 +164,7 @@ class ServerState:
 
     @classmethod
     def over(cls, server: ModelServer) -> ServerState:
-        """Set up calls and metrics over a running engine."""
+        """Return the state of a running engine."""
         metrics = Metrics(
             server.client.stats,
             server.plan.served_model_name,
@@ -201,21 +201,21 @@ class ServerState:
 
     @property
     def config(self) -> ServeConfig:
-        """What the operator wants now."""
+        """The current configuration."""
         return self.settings.config
 
     @property
     def plan(self) -> EnginePlan:
-        """What is being run, and how much may wait."""
+        """The current plan, with the current limits of the queue."""
         return self.settings.plan
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
-        """What holds for parameters that a request leaves out."""
+        """Defaults of parameters that a request leaves out."""
         return self.settings.generation_defaults
 
     def adopt(self, config: ServeConfig) -> None:
-        """Serve requests by another configuration from now on; those that run go on by theirs."""
+        """Apply another configuration to new requests; running ones keep theirs."""
         self.settings.adopt(config)
         self.client.limit_queue(self.plan)
         self.calls.limits = RequestLimits.of(config, self.plan)
@@ -232,7 +232,7 @@ class ServerState:
         return found
 
     async def model(self, name: str | None, param: str = "model") -> ServedModel:
-        """Return which model a name means (None: not given, the base). Raises UnknownModel."""
+        """Return the model of a name; None = the base model. Raises UnknownModel."""
         base = self.plan.served_model_name
         if name is None or name == base:
             return ServedModel(base, 0)
@@ -250,7 +250,7 @@ class ServerState:
 
     @property
     def names(self) -> list[str]:
-        """What the model answers to: its own name, and those of the adapters."""
+        """The served model name and the names of the adapters."""
         return [self.plan.served_model_name, *self.adapters.names]
 
     @property
@@ -270,7 +270,7 @@ def _pooling_side(server: ModelServer) -> PoolingSide | None:
 
 
 def with_prompt_logprobs(server: ServerState, body: OpenAIBodyT) -> OpenAIBodyT:
-    """Return a body that asks for the prompt's log-probabilities where the operator wants them."""
+    """Return a body that asks for prompt log-probabilities if `api.prompt_logprobs` is set."""
     wanted = server.config.api.prompt_logprobs and not body.stream
     if not wanted or body.prompt_logprobs is not None:
         return body

@@ -1,6 +1,6 @@
-"""Filling in the middle: a prompt and what is to follow it, as models that were taught it expect.
+"""Fill-in-the-middle prompts, in the format that the model was trained on.
 
-Which marks a model knows is told from its vocabulary: a mark is one control token there.
+The format is detected from the vocabulary: its marks are control tokens there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from remora.deployments.http.generation.bodies import CompletionBody
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
-# What stands before the prompt, between prompt and suffix, and after the suffix.
+# Marks before the prompt, between prompt and suffix, and after the suffix.
 _FORMS: tuple[tuple[str, str, str], ...] = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder

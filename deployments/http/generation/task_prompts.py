@@ -1,6 +1,6 @@
-"""Texts that stand before the prompts of requests that name them, computed before anybody does.
+"""Task prompts: texts put before the prompts of requests that name them, computed at the start.
 
-Their KV stays in the prefix cache as long as anything else can leave it.
+Their KV is evicted from the prefix cache after everything else.
 """
 
 from __future__ import annotations

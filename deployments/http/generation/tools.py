@@ -117,7 +117,7 @@ class ToolsBody(Body):
 
     @property
     def is_old(self) -> bool:
-        """Whether calls are asked for, and told, in the old way."""
+        """Whether the request uses `functions`, the predecessor of `tools`."""
         return bool(self.functions)
 
 

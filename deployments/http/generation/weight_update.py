@@ -1,4 +1,4 @@
-"""/update_weights_from_disk: other weights while the server runs, in SGLang's words."""
+"""/update_weights_from_disk: replaces the weights while the server runs, with SGLang's fields."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """How other weights come.
+    """How weights are replaced.
 
-    prepare:  loads what the source and format mean; returns what puts it in place; ConfigError
-    run:      lets the engine do that between two requests
+    prepare:  loads a source in a format; returns a function that installs it. Raises ConfigError.
+    run:      calls that function in the engine, between two requests
     """
 
     prepare: Callable[[str, str | None], Install]
@@ -42,29 +42,29 @@ class UpdateBody(Body):
 
 
 class Weights:
-    """Which weights are served, and how others come.
+    """Which weights are served.
 
-    version:      their label
-    num_updates:  since the start
+    version:      label of the weights
+    num_updates:  updates since the start
     """
 
     def __init__(self, version: str, exchange: WeightUpdate | None) -> None:
-        """Begin with those of the start; None = no others come."""
+        """`exchange`: None = weights cannot be replaced."""
         self.version = version
         self.num_updates = 0
         self._exchange = exchange
         self._updating: asyncio.Task[dict[str, Any]] | None = None
 
     async def update(self, body: UpdateBody, client: EngineClient) -> dict[str, Any]:
-        """Load other weights and serve them. Raises InvalidRequest; then nothing has changed."""
+        """Load other weights and serve them. Raises InvalidRequest, and then changes nothing."""
         if self._exchange is None:
             raise InvalidRequest(
-                "Weights do not change here: set model.weight_roots or model.weight_loaders.",
+                "Weight updates are off; set model.weight_roots or model.weight_loaders.",
                 code="not_enabled",
             )
         if self._updating is not None and not self._updating.done():
-            raise InvalidRequest("Other weights are being loaded already.", code="update_running")
-        # It goes on when the caller leaves: half an update would be nobody's.
+            raise InvalidRequest("Another weight update is running.", code="update_running")
+        # The update continues when the caller disconnects: it must not stop halfway.
         self._updating = asyncio.create_task(self._update(self._exchange, body, client))
         self._updating.add_done_callback(_log_failure)
         return await asyncio.shield(self._updating)
@@ -78,7 +78,7 @@ class Weights:
             raise InvalidRequest(f"The weights stay as they are: {error}", "model_path") from None
         exchanging = asyncio.ensure_future(exchange.run(install))
         if body.abort_all_requests:
-            await asyncio.sleep(0)  # those that come from here on wait for the new weights
+            await asyncio.sleep(0)  # later requests wait for the new weights
             await client.abort(None)
         await exchanging
         self.num_updates += 1
@@ -91,6 +91,6 @@ class Weights:
 
 
 def _log_failure(update: asyncio.Task[dict[str, Any]]) -> None:
-    """Say why an update has failed: whoever asked for it may have left."""
+    """Log why an update failed: its caller may have disconnected."""
     if not update.cancelled() and (error := update.exception()) is not None:
-        log.warning("other weights were not taken: %s", error)
+        log.warning("weight update: failed: %s", error)

@@ -81,12 +81,12 @@ class LightParameters(SamplingBody):
 
     @property
     def num_drawn(self) -> int:
-        """How many sequences are made."""
+        """How many sequences are generated."""
         return self.best_of or self.n or 1
 
     @property
     def num_shown(self) -> int:
-        """How many of them are told: the likeliest."""
+        """How many of the sequences the answer holds: the likeliest."""
         return self.n or self.num_drawn
 
 

@@ -19,7 +19,7 @@ from remora.deployments.http.core.fields import (
 )
 from remora.deployments.http.generation.messages import MAX_CALLS
 
-# How faults of a translated body are told.
+# Fields of the translated body -> fields of the caller's body, for error messages.
 RENAMES: Renames = renames(
     (r"^messages\[(\d+)\]\.reasoning_content", r"messages[\1].thinking"),
     (r"^messages\[(\d+)\]\.name", r"messages[\1].tool_name"),

@@ -1,6 +1,6 @@
-"""What Ollama's clients ask of a server beside text: its models, and its version.
+"""Ollama's information routes: models and version.
 
-The one model is always loaded, and is what it was when the server started.
+The one model is always loaded; its modification time is the start of the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the routes of models that make no text have in common: inputs become rows, rows requests.
+"""Shared by the routes of pooling models: inputs become rows, and rows become engine requests.
 
-Texts are tokenised off the event loop where they are long, framed as the model expects, and cut
-only where a request or `api.prompt_truncation` says so.
+Long texts are tokenised off the event loop. Texts are framed as the model expects, and truncated
+only if the request or `api.prompt_truncation` asks for it.
 """
 
 from __future__ import annotations

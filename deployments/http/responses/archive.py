@@ -1,4 +1,4 @@
-"""Responses that can be asked for by id: those that are being written, and those that are kept."""
+"""Responses by id: those in progress and those stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownResponse(UnknownModel):
-    """No response of this id is kept; what an unknown model is, it is to the table of errors."""
+    """No response of this id is stored. Answered like an unknown model."""
 
     default_code = "response_not_found"
 
@@ -57,10 +57,10 @@ class Record:
 
 
 class Archive:
-    """Responses by id, as one caller sees them; at first as one who sees all and owns nothing.
+    """Responses by id, as one caller sees them; at first, a caller who sees all and owns nothing.
 
-    store:    None = nothing is kept
-    refusal:  why not, for callers who need what is kept
+    store:    None = nothing is stored
+    refusal:  why nothing is stored, for error messages
     """
 
     def __init__(self, store: ResponseStore | None, refusal: str = "") -> None:
@@ -98,19 +98,19 @@ class Archive:
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept."""
+        """Whether responses are stored."""
         return self._store is not None
 
     def begin(self, response: dict[str, Any]) -> None:
-        """Note that a response is being written."""
+        """Note that a response is in progress."""
         self._running[response["id"]] = (self._owner, response)
 
     def end(self, response_id: str) -> None:
-        """Note that a response is not being written any more."""
+        """Note that a response is no longer in progress."""
         self._running.pop(response_id, None)
 
     def running(self, response_id: str) -> dict[str, Any] | None:
-        """Return a response as it was when it began, if it is being written here."""
+        """Return a response in progress on this replica, as it was when it began; else None."""
         owner, response = self._running.get(response_id, ("", None))
         return response if self._sees(owner) else None
 
@@ -118,15 +118,15 @@ class Archive:
         return self._viewer is None or self._viewer == owner
 
     async def keep(self, record: Record) -> None:
-        """Keep a finished response, if anything is kept; a failure to do so is only logged."""
+        """Store a finished response, if responses are stored; a failure is only logged."""
         if self._store is None:
             return
         written = dumps({"owner": self._owner, "response": record.response, "items": record.items})
         try:
             await self._store.put(record.response["id"], written)
         except _FAILURES:
-            # The answer is there, and somebody waits for it.
-            log.exception("a response could not be kept")
+            # The answer is complete, and the client waits for it.
+            log.exception("responses: could not be stored")
 
     async def find(self, response_id: str, param: str | None = None) -> Record:
         """Return what is kept.
@@ -223,7 +223,7 @@ class ItemIds:
 
 
 def new_response_id() -> str:
-    """Return an id that nobody can guess."""
+    """Return an id that cannot be guessed."""
     return _PREFIX + secrets.token_hex(24)
 
 

@@ -1,6 +1,6 @@
-"""Output items of a response, and the events that tell of them as they grow.
+"""Output items of a response, and the events of a streamed response.
 
-A whole answer is made of the same items as a streamed one, by the same code.
+Whole and streamed responses are built by the same code.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _HEADS: Mapping[str, dict[str, Any]] = MappingProxyType(
 class OutputWriter:
     """Writes one reply as items. Events lack their `sequence_number`.
 
-    items:  those that are finished
+    items:  finished items
     """
 
     def __init__(self, ids: ItemIds) -> None:
@@ -87,18 +87,18 @@ class OutputWriter:
     def take(self, events: Iterable[ReplyEvent], logprobs: Iterable[Event] = ()) -> list[Event]:
         """Add what a piece of the reply means; `logprobs` are those of its tokens."""
         self._logprobs += logprobs
-        told: list[Event] = []
+        found: list[Event] = []
         for event in events:
             match event:
                 case Text(text):
-                    told += self._grow(MESSAGE, text)
+                    found += self._grow(MESSAGE, text)
                 case Reasoning(text):
-                    told += self._grow(REASONING, text)
+                    found += self._grow(REASONING, text)
                 case CallBegun(_, call_id, name):
-                    told += self._begin(CALL, {"call_id": call_id, "name": name})
+                    found += self._begin(CALL, {"call_id": call_id, "name": name})
                 case CallArguments(_, text):
-                    told += self._grow(CALL, text)
-        return told
+                    found += self._grow(CALL, text)
+        return found
 
     def finish(self, status: str) -> list[Event]:
         """End the reply; `status` is that of its last item. There is one item at least."""
@@ -106,9 +106,9 @@ class OutputWriter:
         return begun + self._end(status)
 
     def _grow(self, kind: str, text: str) -> list[Event]:
-        told = []
+        found = []
         if self._open is None or self._open.kind != kind:
-            told = self._begin(kind, _HEADS[kind])
+            found = self._begin(kind, _HEADS[kind])
         item = self._open
         assert item is not None
         item.pieces.append(text)
@@ -117,20 +117,20 @@ class OutputWriter:
             delta["logprobs"] = self._logprobs
             item.logprobs += self._logprobs
         self._logprobs = []
-        return [*told, delta]
+        return [*found, delta]
 
     def _begin(self, kind: str, head: dict[str, Any]) -> list[Event]:
-        told = self._end("completed")
+        found = self._end("completed")
         item = _OpenItem(len(self.items), kind, self._ids.new(kind), head)
         self._open = item
         added = item.item("in_progress", [], "")
-        told.append(
+        found.append(
             {"type": "response.output_item.added", "output_index": item.index, "item": added}
         )
         if kind != CALL:
             part = item.part("", [])
-            told.append({"type": "response.content_part.added", **item.place, "part": part})
-        return told
+            found.append({"type": "response.content_part.added", **item.place, "part": part})
+        return found
 
     def _end(self, status: str) -> list[Event]:
         item, self._open = self._open, None
@@ -139,16 +139,16 @@ class OutputWriter:
         text, stem = "".join(item.pieces), _STEMS[item.kind]
         if item.kind == CALL:
             done = {"name": item.head["name"], "arguments": text}
-            told = [{"type": f"{stem}.done", **item.place, **done}]
+            found = [{"type": f"{stem}.done", **item.place, **done}]
             whole = item.item(status, [], text)
         else:
             part = item.part(text, item.logprobs)
             more = {"logprobs": item.logprobs} if item.kind == MESSAGE else {}
-            told = [
+            found = [
                 {"type": f"{stem}.done", **item.place, "text": text, **more},
                 {"type": "response.content_part.done", **item.place, "part": part},
             ]
             whole = item.item(status, [part], "")
         self.items.append(whole)
         done_event = {"type": "response.output_item.done", "output_index": item.index}
-        return [*told, done_event | {"item": whole}]
+        return [*found, done_event | {"item": whole}]

@@ -90,7 +90,7 @@ class Item(Body):
     arguments: str | None = None
     output: Texts = None
     summary: Texts = None
-    # What our answers hold besides, sent back as it came.
+    # Further fields of response items, which clients send back.
     status: str | None = None
     encrypted_content: str | None = None
     phase: str | None = None

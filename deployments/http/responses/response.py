@@ -145,7 +145,7 @@ class ResponseWriter(ChunkWriter):
         return self._numbered([{"type": "response.failed", "response": response}])
 
     def close(self) -> None:
-        """Note that the response is not being written any more."""
+        """Note that the response is no longer in progress."""
         self._job.archive.end(self._job.rid)
 
     async def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -221,7 +221,7 @@ async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -
 
 
 def responses_routes(server: ServerState) -> APIRouter:
-    """Return the routes of responses that exist already."""
+    """Return the routes of existing responses."""
     router = APIRouter(tags=["responses"])
 
     def archive_for(request: HTTPRequest) -> Archive:

@@ -83,7 +83,7 @@ class AnswerWriter:
         self._sent: dict[int, _Sent] = {}
 
     def is_due(self, reply: Reply) -> bool:
-        """Whether a stream says something now: first, last, and every `stream_interval` tokens."""
+        """Whether a chunk is due: the first, the last, and one every `stream_interval` tokens."""
         prompt = self._prompts[reply.prompt]
         sent = self._sent.get(self._replies.number(reply))
         if reply.finish_reason is not None:

@@ -99,7 +99,7 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
 
 
 def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
-    """Raise InvalidRequest if hidden states are asked for and not to be had.
+    """Raise InvalidRequest if hidden states are asked for and not available.
 
     num_tokens:  of all prompts and outputs
     """
@@ -107,12 +107,12 @@ def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> N
     if not body.return_hidden_states:
         return
     if not server.config.api.hidden_states:
-        raise unsupported(name, f"{name}: this server tells none; its api.hidden_states is off.")
+        raise unsupported(name, f"{name}: hidden states are off; set api.hidden_states.")
     allowed = limit("max_hidden_tokens")
     if num_tokens > allowed:
         message = (
-            f"{name}: prompts and outputs may have {num_tokens} tokens together; hidden states are "
-            f"told of {allowed} at most. Send less at a time, or lower max_new_tokens."
+            f"{name}: prompts and outputs may have {num_tokens} tokens together; at most {allowed} "
+            "are allowed with hidden states. Send less at a time, or lower max_new_tokens."
         )
         raise InvalidRequest(message, name, limit="max_hidden_tokens")
 

@@ -40,7 +40,7 @@ class TgiParameters(SamplingBody):
     decoder_input_details: bool | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=MAX_TOP_TOKENS)] | None = None
     watermark: Annotated[Any, only(False)] = None
-    # One answer is told here, and what ended it with it.
+    # TGI answers with one sequence, and keeps its stop sequence.
     n: Annotated[Any, only(1)] = None
     no_stop_trim: Annotated[Any, only(True)] = None
     grammar: TgiGrammar | None = None

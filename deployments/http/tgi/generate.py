@@ -232,7 +232,7 @@ def _sampling(server: ServerState, body: TgiBody, seed: int | None, room: int) -
 
 
 def _seed(parameters: TgiParameters) -> int | None:
-    """Return the seed of one draw: it is told, so that it can be asked for again."""
+    """Return the seed of a single draw, which the answer reports so that it can be repeated."""
     if parameters.seed is not None:
         return as_seed(parameters.seed)
     is_one_draw = parameters.samples and (parameters.best_of or 1) == 1
