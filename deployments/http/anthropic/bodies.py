@@ -78,7 +78,7 @@ def _as_blocks(value: Any) -> Any:
 
 
 class Block(Body):
-    """A piece of a message: text, thought, a tool call, or a tool's result."""
+    """A piece of a message: text, reasoning, a tool call, or a tool's result."""
 
     type: Annotated[
         str,
@@ -176,7 +176,7 @@ class Choice(Body):
 
 
 class ThinkingConfig(Body):
-    """Whether and how much the model thinks; what it thought is always given whole."""
+    """Whether and how much the model thinks; reasoning is always returned whole."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None

@@ -39,7 +39,7 @@ _SAME = (
     "cache_salt",
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Templates have one of these names, if they let thought be switched on.
+# Template variables that switch reasoning on.
 _THINKING_ON = {"enable_thinking": True, "thinking": True}
 
 
@@ -143,9 +143,9 @@ def _can_join(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def _assistant(blocks: list[Block]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": _text(blocks, between="")}
-    thoughts = [block.thinking for block in blocks if block.thinking is not None]
-    if thoughts:
-        message["reasoning"] = "\n".join(thoughts)
+    reasoning = [block.thinking for block in blocks if block.thinking is not None]
+    if reasoning:
+        message["reasoning"] = "\n".join(reasoning)
     calls = [_call(block) for block in blocks if block.type == "tool_use"]
     if calls:
         message["tool_calls"] = calls

@@ -122,13 +122,15 @@ class Message(Body):
                 if getattr(self, name):
                     raise fault("belongs to messages of the assistant", param=name)
         says_more = self.tool_calls or self.function_call or self.refusal is not None
-        if self.content is None and not (self.role == "assistant" and (says_more or self.thought)):
+        if self.content is None and not (
+            self.role == "assistant" and (says_more or self.reasoning_text)
+        ):
             raise fault("is required", param="content")
         return self
 
     @property
-    def thought(self) -> str | None:
-        """What the assistant thought, by either name."""
+    def reasoning_text(self) -> str | None:
+        """The assistant's reasoning, under either name."""
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
     @property
@@ -145,8 +147,8 @@ class Message(Body):
         message["content"] = text
         if self.name is not None:
             message["name"] = self.name
-        if self.thought is not None:
-            message["reasoning_content"] = self.thought
+        if self.reasoning_text is not None:
+            message["reasoning_content"] = self.reasoning_text
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.calls:
@@ -156,7 +158,7 @@ class Message(Body):
     @property
     def num_chars(self) -> int:
         """Characters that the message brings along, about."""
-        texts = (self.content, self.refusal, self.thought)
+        texts = (self.content, self.refusal, self.reasoning_text)
         num_called = sum(len(str(call.function.arguments)) for call in self.calls)
         return sum(len(text) for text in texts if text) + num_called
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 EFFORT, EFFORT_OFF = "reasoning_effort", "none"
-# Names by which templates let thought be switched on and off.
+# Template variables that switch reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -39,7 +39,7 @@ def template_variables(tokenizer: Tokenizer, body: TemplateBody) -> Mapping[str,
     if EFFORT in known and (effort != EFFORT_OFF or not switches):
         return {EFFORT: effort, **switches, **given}
     if not switches and effort != EFFORT_OFF:
-        message = f"{EFFORT}: this model's chat template knows no degrees of thought."
+        message = f"{EFFORT}: this model's chat template has no levels of reasoning effort."
         raise unsupported(EFFORT, message)
     return {**switches, **given}
 
@@ -50,22 +50,22 @@ def _check_documents(tokenizer: Tokenizer, body: TemplateBody) -> None:
 
 
 def check_effort(server: ServerState, body: ChatBody, prompt: str) -> None:
-    """Raise InvalidRequest where thought was to be switched off and cannot be."""
+    """Raise InvalidRequest if reasoning is to be switched off and cannot be."""
     if body.reasoning_effort != EFFORT_OFF:
         return
     formats, continues = server.formats, bool(body.continue_final_message)
     has_switch = not server.tokenizer.template_variables.isdisjoint((EFFORT, *SWITCHES))
     may_think = not has_switch and formats.open_reasoning(prompt, continues=continues) != prompt
     if may_think or formats.reasoning_budget(prompt, continues=continues) is not None:
-        raise unsupported(EFFORT, f"{EFFORT}: this model's thought cannot be switched off.")
+        raise unsupported(EFFORT, f"{EFFORT}: this model's reasoning cannot be switched off.")
 
 
 def opened(formats: ReplyFormats, body: ChatBody, prompt: str, *, is_held: bool) -> str:
-    """Return the prompt with a thought opened where the request needs to know that there is one.
+    """Return the prompt with reasoning opened, where the request depends on it.
 
-    is_held:  whether what comes after the thought is held to a grammar
+    is_held:  whether a grammar holds for what follows the reasoning
 
-    Raises InvalidRequest for a budget of thought where there is none.
+    Raises InvalidRequest for a reasoning budget of a model without reasoning.
     """
     budget, continues = body.thinking_token_budget, bool(body.continue_final_message)
     if budget is None and not is_held:

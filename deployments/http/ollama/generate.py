@@ -47,7 +47,7 @@ def _chat_fields(server: ServerState, body: OllamaBody, model: str) -> dict[str,
 
 
 def _thought(server: ServerState, *, is_wanted: bool) -> dict[str, Any]:
-    """Return what switches thought on or off; nothing where the model always thinks."""
+    """Return the fields that switch reasoning on or off; none if the model always reasons."""
     if not is_wanted:
         return {EFFORT: EFFORT_OFF}
     known = server.tokenizer.template_variables

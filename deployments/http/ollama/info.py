@@ -90,8 +90,8 @@ def _details(server: ServerState) -> dict[str, Any]:
 def _capabilities(server: ServerState) -> list[str]:
     if server.pooling is not None:
         return ["embedding"] if server.pooling.facts.task == "embed" else []
-    tools, thought = server.formats.tool_format_name, server.formats.reasoning_format_name
-    found = {"completion": True, "tools": tools is not None, "thinking": thought is not None}
+    tools, reasoning = server.formats.tool_format_name, server.formats.reasoning_format_name
+    found = {"completion": True, "tools": tools is not None, "thinking": reasoning is not None}
     return [name for name, is_there in found.items() if is_there]
 
 

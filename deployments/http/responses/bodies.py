@@ -124,7 +124,7 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    """How the model thinks; what it thought is always given whole, never summed up."""
+    """How the model thinks; reasoning is returned whole, never as a summary."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

@@ -75,7 +75,7 @@ Texts = Annotated[
 
 
 class Item(Body):
-    """One item of the input: a message, a tool call, its result, a thought, or the id of one."""
+    """One item of the input: a message, a tool call, its result, reasoning, or the id of one."""
 
     type: Annotated[
         str,

@@ -106,7 +106,7 @@ def _format(text_format: TextFormat | None) -> dict[str, Any] | None:
 def _messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
     """Return items as messages.
 
-    What the assistant thought, said and called in a row is one message; instructions and the
+    Consecutive reasoning, text and calls of the assistant are one message; instructions and the
     system messages that follow them are one too, since many templates take no second.
     """
     messages: list[dict[str, Any]] = []

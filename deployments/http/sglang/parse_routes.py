@@ -78,7 +78,7 @@ def parse_routes(server: ServerState) -> APIRouter:
     @router.post("/separate_reasoning")
     async def separate_reasoning(request: Request) -> Response:
         body = parse(SeparateBody, await read_body(server, request))
-        formats = _thought_formats(server, body.reasoning_parser)
+        formats = _reasoning_formats(server, body.reasoning_parser)
         reply = await _read(formats, NO_TOOLS, body.text)
         texts = {"reasoning_text": "".join(reply.reasoning), "text": reply.text}
         return _answer(server, body, texts)
@@ -102,8 +102,8 @@ def _call_formats(server: ServerState, name: str | None) -> ReplyFormats:
     return formats
 
 
-def _thought_formats(server: ServerState, name: str | None) -> ReplyFormats:
-    """Return formats that read thought and nothing else. Raises InvalidRequest."""
+def _reasoning_formats(server: ServerState, name: str | None) -> ReplyFormats:
+    """Return formats that read only reasoning. Raises InvalidRequest."""
     formats = replace(server.formats, tool_format=None)
     if name is not None:
         form = reasoning_format(name)
