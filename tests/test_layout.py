@@ -37,6 +37,12 @@ ALLOWED = {
     "configs": {"pydantic", "pydantic_core", "yaml"},
     "kernels": {"torch", "triton", "numpy"},
 }
+# Words and phrases that a library's documentation would not use: name the thing instead.
+BANNED = re.compile(
+    r"\b(?:beside|told|nobody|somebody|whoever|hearsay|amid|hush|places? of (?:its|their) own"
+    r"|as it came|lets go of|is told so|what is there|those that|the one that)\b",
+    re.IGNORECASE,
+)
 MAX_MODULES = 22  # of a folder
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = {"eval", "exec", "print", "compile", "__import__"}
@@ -224,6 +230,24 @@ def test_every_module_that_texts_name_exists() -> None:
     ]
 
     assert missing == []
+
+
+def test_product_code_and_documentation_use_plain_words() -> None:
+    texts = [
+        path
+        for folder in (*FOLDERS, "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".py", ".md", ".h", ".cpp", ".yaml"}
+    ]
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    found = [
+        f"{name_of(path)}:{number}: {match[0]}"
+        for path in [*texts, *pages]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := BANNED.search(line))
+    ]
+
+    assert found == []
 
 
 def test_product_code_neither_prints_nor_runs_text_nor_unpickles() -> None:

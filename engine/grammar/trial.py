@@ -2,7 +2,7 @@
 
 Other requests wait while the next tokens are computed, so this must be fast everywhere. An
 ambiguous grammar may take seconds per token: a short random walk finds most of them. `BaseMatcher`
-ends those that it does not find.
+the others.
 """
 
 from __future__ import annotations

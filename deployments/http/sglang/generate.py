@@ -156,6 +156,19 @@ def _check_logprobs(
     check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=is_repeated)
 
 
+def _prompts(rid: str, options: Sequence[PromptOptions], ids: Sequence[list[int]]) -> list[Prompt]:
+    """Return the prompts; one without a name gets the request's, numbered if there are several."""
+    return [
+        Prompt(
+            name=one.rid or (f"{rid}_{number}" if len(options) > 1 else rid),
+            ids=ids[number],
+            options=one,
+            is_dry=one.sampling.max_new_tokens == 0,
+        )
+        for number, one in enumerate(options)
+    ]
+
+
 async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) -> GenerateJob:
     """Check everything that can be checked before the engine is asked.
 
@@ -183,15 +196,7 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
         cut=usual_cut(server, longest),
         before=task,
     )
-    prompts = [
-        Prompt(
-            name=one.rid or (f"{rid}_{number}" if len(options) > 1 else rid),
-            ids=ids[number],
-            options=one,
-            is_dry=one.sampling.max_new_tokens == 0,
-        )
-        for number, one in enumerate(options)
-    ]
+    prompts = _prompts(rid, options, ids)
     for prompt, sampling in zip(prompts, samplings, strict=True):
         check_room(len(prompt.ids), sampling.max_tokens, server.plan, param)
     pairs = zip(prompts, samplings, strict=True)
