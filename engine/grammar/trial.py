@@ -1,8 +1,8 @@
 """Trial of a compiled grammar before it is used for decoding.
 
 Other requests wait while the next tokens are computed, so this must be fast everywhere. An
-ambiguous grammar may take seconds per token: a short random walk finds most of them. `BaseMatcher`
-the others.
+ambiguous grammar may take seconds per token: a short random walk finds most of them, and
+`BaseMatcher` stops the others.
 """
 
 from __future__ import annotations
