@@ -29,7 +29,7 @@ from remora.engine.engine import Engine
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import open_served_model, open_weights
+from remora.engine.models.load import open_served_model, open_weights
 from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.tensor_dump import dump_tensors
 from remora.engine.parallel.follower import Follower

@@ -21,7 +21,7 @@ from remora.configs.schema import ServeConfig
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import LOAD_FORMATS, fill_model, load_model
+from remora.engine.models.load import LOAD_FORMATS, fill_model, load_model
 from remora.engine.plugins import import_callable
 from remora.engine.runner.forward import DTYPES, build_forward
 from remora.engine.runner.inputs import InputBatch

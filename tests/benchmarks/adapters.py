@@ -24,7 +24,7 @@ from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.runner.forward import FORMATS, QUANTIZED_FORMATS
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.weights.resolve_model import resolve_model

@@ -35,7 +35,7 @@ from remora.configs.planning.plan import make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import open_model
+from remora.engine.models.load import open_model
 from remora.engine.parallel.layout import Layout
 from remora.engine.protocols import Fill
 from remora.engine.runner.forward import build_forward

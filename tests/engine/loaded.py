@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 
 
 def load_f32(

@@ -24,7 +24,7 @@ from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.launch import build_engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model, open_weights
+from remora.engine.models.load import load_model, open_weights
 from remora.engine.types import Request, SamplingParams
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import read_needs

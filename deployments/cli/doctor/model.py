@@ -31,7 +31,7 @@ def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Ite
 def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
     from remora.engine.models.facts import read_model_facts
     from remora.engine.models.implementation import Ours, implementation_of
-    from remora.engine.models.registry import check_files
+    from remora.engine.models.load import check_files
     from remora.engine.pooling.facts import pooling_task
 
     loading = Loading.of(config.model)

@@ -40,7 +40,7 @@ from remora.engine.graphs.device_forward import DeviceForward
 from remora.engine.launch import read_machine
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.runner import device as gpu
 from remora.engine.runner.device_memory import CudaMeter
 from remora.engine.runner.forward import step_weight_bytes

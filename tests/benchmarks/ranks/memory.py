@@ -34,7 +34,7 @@ from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.forward import build_forward

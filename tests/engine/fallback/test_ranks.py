@@ -12,7 +12,7 @@ from remora.configs.load import parse_args
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import make_plan
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import open_served_model
+from remora.engine.models.load import open_served_model
 from remora.engine.parallel.layout import Layout
 from tests.engine.fallback.conftest import Checkpoints
 from tests.engine.models.oracle import Oracle

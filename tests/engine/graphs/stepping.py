@@ -13,7 +13,7 @@ from torch import Tensor
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward

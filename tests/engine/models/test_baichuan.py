@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from remora.engine.models.families.fused import BAICHUAN2_VOCABULARY
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from tests.engine.models.paged_model import PagedModel
 
 SIZE, INNER, HEADS, LAYERS, EPS = 48, 80, 6, 2, 1e-6  # 6 heads: not a power of 2, as 40

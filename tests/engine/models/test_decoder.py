@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.weights.loader import fill
 from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints

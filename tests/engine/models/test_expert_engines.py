@@ -22,7 +22,7 @@ from remora.engine.llm import LLM
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import open_weights
+from remora.engine.models.load import open_weights
 from remora.engine.parallel.layout import Layout
 from remora.engine.types import SamplingParams
 from remora.engine.weights.rename_tensors import RenamingRules

@@ -13,7 +13,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.planning.device_plan import DevicePlan
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.models.checkpoint import read_config
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.runner.device import make_attention
 from tests.engine.fakes import make_plan
 from tests.engine.models.families import CASES, make_family

@@ -18,7 +18,7 @@ from remora.configs.errors import ConfigError, InvalidRequest
 from remora.configs.load import parse_args
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.llm import LLM
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.parallel.shard import Shard
 from remora.engine.tokens import fast_tokenizer
 from remora.engine.types import FinishReason, SamplingParams

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.architectures import parse_config
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from tests.engine.models.families import COMMON
 from tests.engine.models.paged_model import PagedModel
 from tests.tiny_models import VOCAB_SIZE

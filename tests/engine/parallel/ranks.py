@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.plan import EnginePlan
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout

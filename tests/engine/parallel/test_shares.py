@@ -274,9 +274,7 @@ def test_a_stage_reads_none_of_the_other_stages_tensors(
     tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(SafetensorsWeights(tiny_checkpoints("llama")))
-    monkeypatch.setattr(
-        "remora.engine.models.registry.SafetensorsWeights", lambda path, mmap: watched
-    )
+    monkeypatch.setattr("remora.engine.models.load.SafetensorsWeights", lambda path, mmap: watched)
 
     load(tiny_checkpoints("llama"), Layout(rank=1, pp_size=3))
 
@@ -292,9 +290,7 @@ def test_a_rank_refuses_weights_that_only_another_rank_would_miss(
     source = SafetensorsWeights(tiny_checkpoints("llama"))
     shapes = {name: shape for name, shape in source.shapes().items() if "layers.2.mlp" not in name}
     monkeypatch.setattr(source, "shapes", lambda: shapes)
-    monkeypatch.setattr(
-        "remora.engine.models.registry.SafetensorsWeights", lambda path, mmap: source
-    )
+    monkeypatch.setattr("remora.engine.models.load.SafetensorsWeights", lambda path, mmap: source)
 
     with pytest.raises(ConfigError, match=r"missing: model\.layers\.2\.mlp\.down_proj"):
         load(tiny_checkpoints("llama"), Layout(rank=rank, pp_size=2))

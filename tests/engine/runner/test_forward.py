@@ -13,7 +13,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.launch import build_engine
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
 from remora.engine.runner.inputs import InputBatch

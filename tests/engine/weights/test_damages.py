@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.loading import Loading
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.parallel.layout import Layout
 from tests.conftest import TinyCheckpoints
 from tests.engine.weights.gguf.tiny_gguf import make_gguf

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.architectures import parse_config
-from remora.engine.models.registry import open_weights
+from remora.engine.models.load import open_weights
 from remora.engine.weights.dequantise import FP4, unpack_mxfp4
 from tests.conftest import TinyCheckpoints
 

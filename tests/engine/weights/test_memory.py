@@ -38,7 +38,7 @@ import json, sys
 from pathlib import Path
 import gguf, torch  # before memory is measured
 from remora.configs.planning.loading import Loading
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.parallel.layout import Layout
 
 def memory(entry):
@@ -73,7 +73,7 @@ from remora.configs.planning.plan import make_plan
 from remora.engine.runner.forward import build_forward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import open_model
+from remora.engine.models.load import open_model
 
 def memory(entry):
     lines = Path("/proc/self/status").read_text().splitlines()

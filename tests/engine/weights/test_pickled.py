@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from remora.configs.errors import ConfigError
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.weights.pickled import PickledWeights
 from tests.conftest import TinyCheckpoints
 

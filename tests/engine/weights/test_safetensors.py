@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.weights.files import INDEX_ENDING, SAFETENSORS
 from remora.engine.weights.loader import fill
 from remora.engine.weights.safetensors import SafetensorsWeights

@@ -16,7 +16,7 @@ from remora.configs.planning.loading import Loading
 from remora.engine.models.checkpoint import read_config, read_raw_config
 from remora.engine.models.config import ExpertsConfig
 from remora.engine.models.implementation import Theirs, implementation_of
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.weights.gguf.weights import GGUFWeights
 from tests.engine.models.paged_model import PagedModel
 from tests.engine.weights.gguf.converter import Kind, convert

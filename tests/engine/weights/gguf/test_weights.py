@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.gguf.names import our_names
 from remora.engine.weights.gguf.pre_tokenizers import PRE_TOKENIZERS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.registry import load_model
+from remora.engine.models.load import load_model
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.paged_model import PagedModel
 
