@@ -1,9 +1,10 @@
-"""Access: every route needs a key unless it is in OPEN_PATHS.
+"""API keys and roles: every route needs a key unless it is in OPEN_PATHS.
 
-Keys are compared by their SHA-256 digests, all of them each time and in constant time, so response
-times reveal nothing of a key. Routes for the operator only have `dependencies=ADMIN`. Without an
-admin key they answer only if the server listens on this machine alone: then the holder of an
-ordinary key is the operator or, if no key is set, any local program except a page in a browser.
+A key is compared with the SHA-256 digest of every known key, in constant time, so response times
+reveal nothing about the keys. Routes for the operator only have `dependencies=ADMIN`. Without an
+admin key these routes answer only if the server listens on this machine alone: the holder of an
+ordinary key then counts as the operator, as does, if no key is set, any local program except a
+page in a browser.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/m
 
 
 class Role(IntEnum):
-    """What a caller may do; each includes what those before it may."""
+    """Role of a caller; each role includes the rights of the roles before it."""
 
     STRANGER = 0
     CALLER = 1
@@ -38,13 +39,13 @@ class Role(IntEnum):
 
 
 class Keys:
-    """Some keys, as digests."""
+    """A set of keys, stored as digests."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def hold(self, key: bytes) -> bool:
-        """Return whether this is one of them."""
+        """Return whether `key` is in the set."""
         digest, is_held = _digest(key), False
         for known in self._digests:
             is_held |= hmac.compare_digest(known, digest)
@@ -57,9 +58,9 @@ def _digest(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may do what.
+    """The keys of a server and the rights that they give.
 
-    keys, admin_keys:  None = none are asked for, or there are none
+    keys, admin_keys:  None = no key is needed, or there is no admin key
     is_local:          whether only this machine can reach the server
     """
 
@@ -69,7 +70,7 @@ class Access:
 
     @classmethod
     def of(cls, api: ApiSection, *, is_local: bool) -> Self:
-        """Read the keys that the configuration names. Raises ConfigError."""
+        """Return the access rules of a configuration. Raises ConfigError."""
 
         def keys(reference: str | None, key: str) -> Keys | None:
             return None if reference is None else Keys(read_keys(reference, key))
@@ -81,7 +82,7 @@ class Access:
         )
 
     def role(self, headers: Headers) -> Role:
-        """Return what the sender of these headers may do."""
+        """Return the role of the sender of these headers."""
         given = _given_keys(headers)
         if self.admin_keys is not None and any(map(self.admin_keys.hold, given)):
             return Role.OPERATOR
@@ -90,26 +91,26 @@ class Access:
         return Role.OPERATOR if self.admin_keys is None and self.is_local else Role.CALLER
 
     def takes_for_operator(self, headers: Headers) -> bool:
-        """Return whether the sender of these headers may do what only the operator may."""
+        """Return whether the sender of these headers may use the operator's routes."""
         needs_key = self.keys is not None or self.admin_keys is not None
         return self.role(headers) is Role.OPERATOR and (needs_key or not _is_of_a_page(headers))
 
     def owner(self, headers: Headers) -> str:
-        """Return a name of the key in these headers; "" where no keys are set."""
+        """Return a name for the key in these headers; "" if no keys are set."""
         held = [
             key for key in _given_keys(headers) if self.keys is not None and self.keys.hold(key)
         ]
         return _digest(held[0]).hex()[:32] if held else ""
 
     def viewer(self, headers: Headers) -> str | None:
-        """Return whose things the sender may see; None = everybody's."""
+        """Return the owner whose objects the sender may see; None = all owners."""
         is_admin = self.admin_keys is not None and any(
             map(self.admin_keys.hold, _given_keys(headers))
         )
         return None if self.keys is None or is_admin else self.owner(headers)
 
     def refusal(self, headers: Headers) -> HTTPException:
-        """Return why a caller may not do what only the operator may."""
+        """Return the error for a caller without the operator's rights."""
         if self.role(headers) is Role.OPERATOR:
             return HTTPException(
                 403,
@@ -129,7 +130,7 @@ class Access:
 
 
 def _given_keys(headers: Headers) -> list[bytes]:
-    """Return the keys sent, in OpenAI's way and in Anthropic's."""
+    """Return the keys in the headers of OpenAI (`authorization`) and Anthropic (`x-api-key`)."""
     given = [value.encode("latin-1") for value in headers.getlist("x-api-key")]
     for value in headers.getlist("authorization"):
         scheme, _, key = value.partition(" ")
@@ -139,9 +140,9 @@ def _given_keys(headers: Headers) -> list[bytes]:
 
 
 def _is_of_a_page(headers: Headers) -> bool:
-    """Whether a browser may have sent these headers for a web page from elsewhere.
+    """Return whether a browser may have sent these headers for a page of another site.
 
-    Such a page is known by its origin, or, once its own name means this machine, by that name.
+    Such a page shows by its origin or, if its own host name resolves to this machine, by that name.
     """
     if headers.get("sec-fetch-site") == "cross-site":
         return True
@@ -159,7 +160,7 @@ def _is_local_url(url: str) -> bool:
 
 
 def unauthorized(message: str) -> HTTPException:
-    """Return the error of a key that is missing or wrong."""
+    """Return the error for a missing or wrong key."""
     how = "Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
     return HTTPException(401, f"{message} {how}", {"www-authenticate": "Bearer"})
 
@@ -167,7 +168,7 @@ def unauthorized(message: str) -> HTTPException:
 class Gate:
     """ASGI middleware that refuses callers without a key. `Edge` answers its errors.
 
-    access:  who may do what at the moment
+    access:  returns the current access rules
     """
 
     def __init__(self, app: ASGIApp, *, access: Callable[[], Access]) -> None:
@@ -195,7 +196,7 @@ async def require_operator(request: Request) -> None:
 
 
 def viewer(request: Request) -> str | None:
-    """Return the owner of what the caller may see; None = of everything."""
+    """Return the owner whose objects the caller may see; None = all owners."""
     access: Access = request.state.access
     return access.viewer(request.headers)
 

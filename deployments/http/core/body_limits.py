@@ -1,7 +1,7 @@
 """Limits of request bodies, and the errors of bodies that exceed them.
 
-Bodies are classes, and limits are values of the configuration: `apply` sets the limits of the
-running task. Knows nothing of requests and fields.
+Body models are classes and limits are configuration values, so `apply` sets the limits of the
+running task. This module does not know requests or fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JSON_BOUNDS = {"array": "maxItems", "object": "maxProperties", "integer": "maxi
 
 
 class OverLimit(HTTPException):
-    """A refusal by a limit of HTTP itself. `limit` is the key of the configuration."""
+    """A refusal by a limit on HTTP itself. `limit` is the key of the configuration."""
 
     def __init__(
         self, status: int, message: str, limit: str, headers: dict[str, str] | None = None
@@ -35,17 +35,17 @@ class OverLimit(HTTPException):
 
 
 def apply(section: LimitsSection) -> None:
-    """Let these limits count for what the running task reads from now on."""
+    """Set the limits of the running task."""
     _limits.set(section)
 
 
 def limit(key: str) -> Any:
-    """Return the value of a limit."""
+    """Return the running task's value of a limit."""
     return getattr(_limits.get(), key)
 
 
 def over(key: str, found: int, *, param: str = "") -> PydanticCustomError:
-    """Return the error of a validator that found more than a limit allows."""
+    """Return the validation error for `found` items, or a value of `found`, above a limit."""
     message = f"is {found}" if key in _VALUES else f"has {found} {_UNITS[key]}"
     message = f"{message}; at most {limit(key)} {'is' if key in _VALUES else 'are'} allowed"
     return PydanticCustomError(
@@ -67,20 +67,20 @@ _UNITS = {
 
 
 def check_size(key: str, value: Sized) -> None:
-    """Raise the error of a validator when a value has more than a limit allows."""
+    """Raise a validation error if `value` has more items than the limit allows."""
     if len(value) > limit(key):
         raise over(key, len(value))
 
 
 def max_pieces() -> int:
-    """Return how many parts and calls all messages together may have."""
+    """Return the limit on parts and calls of all messages together."""
     return int(max(PIECES_PER_MESSAGE * limit("max_messages"), limit("max_parts")))
 
 
 def check_pieces(messages: Any) -> Any:
-    """Raise the error of a validator when messages together have too many parts and calls.
+    """Raise a validation error if the messages together have too many parts and calls.
 
-    As many as each of them may have, they would be read for seconds while everybody waits.
+    With the limit of one message alone, validation could block the event loop for seconds.
     """
     if not isinstance(messages, list):
         return messages
@@ -99,7 +99,7 @@ def check_pieces(messages: Any) -> Any:
 
 
 def check_sequences(found: int, param: str) -> None:
-    """Raise InvalidRequest when a request asks for more outputs than one may."""
+    """Raise InvalidRequest if a request asks for more outputs than allowed."""
     allowed = limit("max_sequences")
     if found > allowed:
         message = (
@@ -111,9 +111,9 @@ def check_sequences(found: int, param: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Annotation of a field of a body: a list, text or object no longer, a number no larger.
+    """Annotation that limits a body field: the size of a list, text or object, or a number.
 
-    Checked before the entries: a list that is too long is refused without reading them.
+    The check runs before validation of the entries, so a list that is too long is never read.
     """
 
     key: str

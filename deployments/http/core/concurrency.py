@@ -1,6 +1,6 @@
-"""Limits how many requests run at once: more are refused, or wait in order of arrival.
+"""Limit on concurrent requests: excess requests are refused, or wait in order of arrival.
 
-Used on one event loop. Knows nothing of requests.
+Used on one event loop. This module does not know requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 1.0
 
 
 class ConcurrencyLimiter:
-    """Counts the slots in use; the limit may change meanwhile."""
+    """Counter of the slots in use; the limit may change at any time."""
 
     def __init__(self) -> None:
         self._num_taken = 0
@@ -27,8 +27,9 @@ class ConcurrencyLimiter:
     async def taken(self, most: int | None, *, wait_s: float | None) -> AsyncIterator[None]:
         """Hold one of `most` slots (None: any number) during the block.
 
-        wait_s:  seconds to wait for a slot; None = not at all
-        Raises QueueFull when no slot is free, Unavailable when none is free after `wait_s`.
+        wait_s:  seconds to wait for a slot; None = do not wait
+
+        Raises QueueFull if no slot is free, Unavailable if none is free after `wait_s`.
         """
         if most is not None:
             self._most = most

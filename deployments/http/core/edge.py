@@ -27,12 +27,12 @@ class Edge:
     """ASGI middleware around the whole application.
 
     limits:           returns the current limits
-    dialect_of:       in which dialect a path answers, until a body says otherwise
-    echo_request_id:  whether to send `x-request-id` back; Serve's proxy does so by itself
+    dialect_of:       returns the dialect of a path; the body may change it later
+    echo_request_id:  whether to return `x-request-id`; Serve's proxy does so by itself
     count:            called with (route, status) for each response
-    count_refusal:    called with the name of each limit that refused something; also what
-                      `refused` calls
-    note:             called with each request's headers first
+    count_refusal:    called with the name of each limit that refused something; `refused` calls
+                      it too
+    note:             called first, with the headers of each request
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Edge:
             self._note(scope["headers"])
             await self._app(scope, receive, send_on)
         except Exception as error:
-            # A boundary: no layer above would answer in the API's format.
+            # A boundary: no outer layer would answer in the API's format.
             log_error(error, request_id)
             refused(scope, error)
             if status == 0:
@@ -95,7 +95,7 @@ class Edge:
 
 
 def error_answer(error: BaseException, dialect: Dialect = OPENAI) -> JSONAnswer:
-    """Return the response to an error."""
+    """Return the response for an error."""
     return JSONAnswer(dialect.error(error), dialect.status(error), error_headers(error))
 
 
@@ -105,7 +105,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def refused(scope: Scope, error: BaseException) -> None:
-    """Count an error if it is a limit's refusal."""
+    """Count an error if it is a refusal by a limit."""
     limit = getattr(error, "limit", None)
     if limit is not None:
         scope["state"]["count_refusal"](limit)

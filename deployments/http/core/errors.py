@@ -1,8 +1,8 @@
-"""Errors as clients see them: the one table from our errors to HTTP, in OpenAI's shape.
+"""Errors as clients see them: the one table from exceptions to HTTP, in OpenAI's shape.
 
-Every answer with a status of 400 or more has the body
-`{"error": {"message", "type", "param", "code"}}`, those of FastAPI and Starlette included. What a
-500 was about is in the log, never in the body.
+Every response with a status of 400 or more, including those of FastAPI and Starlette, has the body
+`{"error": {"message", "type", "param", "code"}}`. The cause of a 500 is in the log, never in the
+body.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CLIENT_GONE = 499
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client gets for an error."""
+    """Status, type and code of an error response."""
 
     status: int
     type: str
     code: str | None
 
 
-# The first row whose class matches decides; `code` gives way to the error's own.
+# The first row whose class matches decides; the error's own code takes precedence.
 _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (UnknownModel, Answer(404, "not_found_error", None)),
     (RequestError, Answer(400, "invalid_request_error", None)),
@@ -55,7 +55,7 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (NotFinite, Answer(500, "server_error", "not_finite")),
     (EngineError, Answer(500, "server_error", "engine_failed")),
 )
-# These failed for a reason of their own, which may well be there the next time.
+# The request itself may be the cause, so a retry may well fail again.
 _LIKELY_AGAIN = (RequestCrashed, NotFinite)
 _INTERNAL = Answer(500, "server_error", "internal_error")
 _STATUSES: Mapping[int, Answer] = MappingProxyType(
@@ -79,25 +79,25 @@ _STATUSES: Mapping[int, Answer] = MappingProxyType(
 
 
 def unsupported(param: str, message: str) -> InvalidRequest:
-    """Return the error of a known field whose value asks for something that is not served."""
+    """Return the error for a known field whose value is not supported."""
     return InvalidRequest(message, param, UNSUPPORTED)
 
 
 def answer_to(error: BaseException) -> Answer:
-    """Return the row of the table for any exception."""
+    """Return the table row for any exception."""
     if isinstance(error, HTTPException):
         return answer_to_status(error.status_code)
     return next((row for kind, row in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
 def answer_to_status(status: int) -> Answer:
-    """Return the row for an error that has only a status: Starlette's own, or Serve's."""
+    """Return the row for an error that has only a status, from Starlette or Serve."""
     fallback = _INTERNAL.type if status >= 500 else "invalid_request_error"
     return _STATUSES.get(status, Answer(status, fallback, None))
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """Return the JSON body for an exception; also the mid-stream event's."""
+    """Return the JSON body for an exception; an error event within a stream uses it too."""
     answer = answer_to(error)
     message, param, code = _INTERNAL_MESSAGE, None, answer.code
     if isinstance(error, RequestError):
@@ -113,7 +113,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     return shape(message, answer, param=param, code=code)
 
 
-# What Starlette says, and what we say.
+# Starlette's message -> the message that replaces it.
 _PLAIN_MESSAGES = {
     "Not Found": "There is nothing at this path. /docs lists what this server answers.",
     "Method Not Allowed": "This path has other methods; the header `allow` names them.",
@@ -136,7 +136,7 @@ def shape(
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
-    """Return the headers that tell a client whether and when to try again."""
+    """Return the headers that say whether and when a client should retry."""
     if isinstance(error, RequestTimedOut):
         return {"x-should-retry": "false"}
     if isinstance(error, CapacityError):
@@ -148,9 +148,9 @@ def error_headers(error: BaseException) -> dict[str, str]:
 
 
 def log_error(error: BaseException, request_id: str) -> None:
-    """Log what is our fault, with its traceback; a caller's fault is counted, not logged.
+    """Log a server error with its traceback; client errors are counted, not logged.
 
-    When the engine fails, all requests fail with it: where is logged there, and once.
+    An engine failure fails all requests, so the engine logs its traceback, once.
     """
     if isinstance(error, EngineError):
         log.error("request %s failed: %s", request_id, error)

@@ -1,4 +1,4 @@
-"""Errors of a translated body, with the field names of the body that the caller sent."""
+"""Errors of a translated body, renamed to the field names of the client's body."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 from remora.configs.errors import RequestError
 
 Renames = tuple[tuple[re.Pattern[str], str], ...]
-# A field's path, or something quoted, which is the caller's own.
+# A field's path, or a quoted text, which comes from the client.
 _FIELD = re.compile(r"(?<!\w)'[^']*'|[A-Za-z_]\w*(?:\[\d+\]|\.\w+)*")
 
 
 def renames(*pairs: tuple[str, str]) -> Renames:
-    """Return rules: the beginning of a field's path, as an expression, and what it becomes."""
+    """Return rename rules from pairs (pattern of a path's beginning, replacement)."""
     return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
 
 
 def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
-    """Return an error with the fields of its parameter and message renamed."""
+    """Return the error with the fields in its parameter and message renamed."""
 
     def renamed(match: re.Match[str]) -> str:
         name = match[0]
         if name.startswith("'"):
             return name
-        # Elsewhere a plain word may be just a word: "stop", "messages".
+        # A plain word may be prose instead of a field: "stop", "messages".
         return rename(name) if name == error.param or not name.isalpha() else name
 
     param = None if error.param is None else rename(error.param)
@@ -34,7 +34,7 @@ def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
 
 @contextmanager
 def in_callers_words(rules: Renames) -> Generator[None, None, None]:
-    """Raise a RequestError of the block again, with fields named as the rules say."""
+    """Re-raise a RequestError of the block with its fields renamed by the rules."""
     try:
         yield
     except RequestError as error:

@@ -1,9 +1,10 @@
-"""Request bodies as pydantic models: what all dialects share, and how a body becomes a model.
+"""Request bodies as pydantic models: the parts that all dialects share, and parsing.
 
-Strict: a bool is no int, a string is no number, NaN is nothing. Every count and length has its
-limit here, checked before anything is copied. A malformed field is an InvalidRequest that names
-it in OpenAI's way (`messages[0].content`). Models know neither model nor tokenizer: bounds of
-token ids are checked where they turn into engine values (`sampling.py`, `prompts.py`).
+Validation is strict: a bool is no int, a string is no number, NaN is refused. Every count and
+length has a limit here, checked before anything is copied. A malformed field raises InvalidRequest
+with its name in OpenAI's form (`messages[0].content`). The body models do not know the served model
+or its tokenizer: token ids are range-checked where they become engine values (`sampling.py`,
+`prompts.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from remora.engine.types import MAX_STOP_CHARS
 
 MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64  # each is forbidden with a space before it, too
+MAX_BAD_WORDS = 64  # each is also forbidden with a leading space
 MAX_ALLOWED_IDS = 2**18
 MAX_BIAS = 100.0
 _INT32 = 2**31 - 1
@@ -41,17 +42,17 @@ _MAX_SHOWN_CHARS = 200
 
 
 def fault(message: str, *, param: str = "") -> PydanticCustomError:
-    """Return the error of a validator, in our words; `param` is for those of whole objects."""
+    """Return a validation error with this message; `param` is for validators of whole objects."""
     return PydanticCustomError("value", "{message}", {"message": message, "param": param})
 
 
 def unsupported_part(message: str) -> PydanticCustomError:
-    """Return the error of a validator that met something known and not served."""
+    """Return the validation error for a known value that is not supported."""
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
 
 
 def only(*values: Any) -> PlainValidator:
-    """Return the validator of a field of which only some values are served."""
+    """Return a validator for a field of which only some values are supported."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(type(value) is type(v) and value == v for v in values):
@@ -62,12 +63,12 @@ def only(*values: Any) -> PlainValidator:
 
 
 def is_token_list(value: Any) -> bool:
-    """Whether the value is a list of ints (bools are not)."""
+    """Return whether the value is a list of ints (bools do not count)."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def as_list(value: Any) -> Any:
-    """Return a text as a list of one, anything else as it is."""
+    """Return a text as a list of one, anything else unchanged."""
     return [value] if isinstance(value, str) else value
 
 
@@ -135,13 +136,13 @@ Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
 
 
 class Body(BaseModel):
-    """A JSON object from a client. Unknown fields are kept, to be reported."""
+    """A JSON object from a client. Unknown fields are kept so that they can be reported."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
 class SamplingBody(Body):
-    """How tokens are chosen: the fields whose names are the same in all dialects."""
+    """Sampling fields whose names are the same in all dialects."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -159,13 +160,13 @@ class SamplingBody(Body):
     skip_special_tokens: bool | None = None
     custom_logit_processor: Label | None = None
     custom_params: Params = None
-    # The tokenizers in use put no spaces there in any case.
+    # No effect: the tokenizers in use never put spaces there.
     spaces_between_special_tokens: bool | None = None
     n: NumOutputs | None = None
 
 
 class StreamOptions(Body):
-    """What a stream holds in addition to text."""
+    """Stream options: contents of a stream in addition to text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -173,7 +174,7 @@ class StreamOptions(Body):
 
 
 class OpenAIBody(SamplingBody):
-    """Fields that chat and text completions share."""
+    """Fields shared by chat and text completions."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     max_tokens: Count | None = None
@@ -196,7 +197,7 @@ class OpenAIBody(SamplingBody):
     cache_salt: Label | None = None
     rid: Label | None = None
     request_id: Label | None = None
-    # Accepted without effect on the tokens: bookkeeping of clients.
+    # Client bookkeeping: accepted without effect on the tokens.
     user: str | None = None
     metadata: Metadata = None
     safety_identifier: str | None = None
@@ -207,7 +208,7 @@ class OpenAIBody(SamplingBody):
 
 
 BodyT = TypeVar("BodyT", bound=Body)
-# Before the names of sampling fields, in dialects that keep these apart.
+# Prefix of sampling fields in dialects that keep them in an object.
 PREFIX = "parameters."
 
 
@@ -230,9 +231,9 @@ def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
 def parse_with_parameters(
     model: type[BodyT], parameters: type[Body], body: Any, *, stream: bool | None
 ) -> BodyT:
-    """Validate a body whose sampling stands in `parameters`; faults there are named in full.
+    """Validate a body with its sampling fields in `parameters`; errors give their full names.
 
-    stream:  whether the path alone says that the answer is streamed, or is not; None = the body
+    stream:  whether the path alone decides that the response is streamed or not; None = the body
 
     Raises InvalidRequest.
     """
@@ -271,7 +272,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def ignored_fields(body: Body, *, prefix: str = "") -> tuple[str, ...]:
-    """Return the names of fields that nothing here knows, nested ones as `a.b`."""
+    """Return the names of unknown fields, nested ones as `a.b`."""
     names = [prefix + name for name in body.model_extra or {} if name not in FIELDS]
     for name, value in body:
         if isinstance(value, Body):
@@ -283,7 +284,7 @@ def ignored_fields(body: Body, *, prefix: str = "") -> tuple[str, ...]:
 
 
 def check_ignored(ignored: tuple[str, ...], *, reject: bool) -> Mapping[str, str]:
-    """Return the header that reports ignored fields; with `reject`, raise for the first."""
+    """Return the header that reports ignored fields; with `reject`, raise for the first one."""
     if not ignored:
         return {}
     if reject:

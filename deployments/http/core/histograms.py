@@ -1,4 +1,4 @@
-"""Histograms that cost little: noting a value, which happens per token, is a search and a sum."""
+"""Cheap histograms: an observation, made per token, costs one binary search and one addition."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import accumulate
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-# Counted in finer steps than shown, from half a millisecond to five minutes: percentiles taken
-# from the counts (deployments/autoscaling) are off by a tenth at most, for nothing per token.
+# Buckets finer than the exported ones, from 0.5 ms to five minutes: percentiles computed from the
+# counts (deployments/autoscaling) are off by at most 10%, at no cost per token.
 _FINE_S = tuple(0.0005 * 2 ** (step / 8) for step in range(155))
 
 
@@ -29,17 +29,17 @@ class Series:
         self.total = 0.0
 
     def observe(self, value: float, num: int = 1) -> None:
-        """Note `num` times the same value."""
+        """Count the same value `num` times."""
         self.counts[bisect_left(self._bounds, value)] += num
         self.total += value * num
 
 
 class Histogram(Collector):
-    """One histogram, with a series for each set of values of a request's own labels.
+    """A histogram with one series for each set of label values.
 
-    shown:   upper edges of the buckets, ascending
-    counted: further edges, which are counted and not shown
-    labels:  names of the requests' own labels
+    shown:    upper edges of the exported buckets, ascending
+    counted:  further edges, counted but not exported
+    labels:   names of the labels that requests bring
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Histogram(Collector):
         self.series(("",) * len(self._labels))
 
     def series(self, labels: tuple[str, ...]) -> Series:
-        """Return the series of these values of a request's own labels."""
+        """Return the series of a set of label values."""
         found = self._series.get(labels)
         if found is None:
             found = self._series[labels] = Series(self._bounds)
         return found
 
     def observe(self, value: float, num: int = 1, labels: tuple[str, ...] = ()) -> None:
-        """Note `num` times the same value, of a request with these values of its own labels."""
+        """Count the same value `num` times in the series of these label values."""
         self.series(labels).observe(value, num)
 
     def collect(self) -> Iterable[Metric]:
@@ -83,9 +83,9 @@ class Histogram(Collector):
 
 
 class Latencies(Histogram):
-    """A histogram of seconds, counted finely enough for percentiles.
+    """A histogram of seconds, with buckets fine enough for percentiles.
 
-    bounds_s:  [num_bounds] upper ends of what is counted together, ascending
+    bounds_s:  [num_bounds] upper edges of the counted buckets, ascending
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Latencies(Histogram):
         self.bounds_s = self._bounds
 
     def counts(self) -> tuple[int, ...]:
-        """Return how many were noted up to each bound and above the one before, and above all."""
+        """Return the count of each bucket over all series; the last bucket is above all bounds."""
         return tuple(
             map(sum, zip(*(series.counts for series in self._series.values()), strict=True))
         )

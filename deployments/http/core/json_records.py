@@ -1,7 +1,8 @@
-"""JSON records in a folder, one file each, for several processes: written whole, by renaming.
+"""JSON records in a folder, one file each, shared by several processes.
 
-Knows nothing of what is in them. An id is a prefix of ours and 128 random bits, so none of a
-client's making ever becomes a path, and none can be guessed.
+Renaming makes writes atomic. This module does not know the contents of the records. An id is a
+fixed prefix and 128 random bits: it cannot be guessed, and no id made by a client ever becomes a
+path.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ class Records:
             ) from None
 
     def new_id(self) -> str:
-        """Draw an id."""
+        """Return a new random id."""
         return f"{self._prefix}{uuid.uuid4().hex}"
 
     def path(self, record_id: str, ending: str) -> Path:
-        """Return where something that belongs to a record is, such as its `.json`.
+        """Return the path of a file of a record, such as its `.json`.
 
-        Raises ValueError for what is no id.
+        Raises ValueError for an invalid id.
         """
         if not self._is_id(record_id):
             raise ValueError(record_id)
         return self.folder / f"{record_id}{ending}"
 
     def read(self, record_id: str) -> dict[str, Any] | None:
-        """Return a record; None = there is none, or this is no id."""
+        """Return a record; None = it does not exist, or the id is invalid."""
         try:
             record: dict[str, Any] = orjson.loads(self.path(record_id, ".json").read_bytes())
         except (ValueError, FileNotFoundError):
@@ -63,7 +64,7 @@ class Records:
         return record
 
     def write(self, record_id: str, record: Mapping[str, Any]) -> None:
-        """Put a record in the place of whatever was there; readers see the one or the other."""
+        """Write or replace a record atomically; readers see either the old or the new one."""
         draft = self.path(record_id, f".{os.getpid()}.draft")
         with draft.open("wb") as file:
             file.write(orjson.dumps(dict(record)))
@@ -72,11 +73,11 @@ class Records:
         draft.replace(self.path(record_id, ".json"))
 
     def ids(self) -> list[str]:
-        """Return the ids of all records, in no order."""
+        """Return the ids of all records, in no particular order."""
         found = (path.stem for path in self.folder.glob(f"{self._prefix}*.json"))
         return [record_id for record_id in found if self._is_id(record_id)]
 
     def delete(self, record_id: str, *endings: str) -> None:
-        """Remove a record, and what belongs to it under other endings."""
+        """Delete a record, and its files with these other endings."""
         for ending in (".json", *endings):
             self.path(record_id, ending).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Prometheus counters of one replica.
+"""Prometheus metrics of one replica.
 
-What the engine counts is read from its statistics at scrape time; what only the HTTP side knows
-(statuses, finish reasons, latencies as a caller feels them) is observed here. One registry per
-application, so that several can live in one process.
+Engine counters are read from the engine's statistics at scrape time; values known only to the HTTP
+layer (statuses, finish reasons, latencies as the client sees them) are observed here. Each
+application has its own registry, so several can live in one process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _DEFAULTS = MetricsSection()
 
 
 class StatsCollector(Collector):
-    """Shows statistics by their names: `*_total` as counters, the others as gauges.
+    """Exports statistics under their names: `*_total` as counters, the others as gauges.
 
-    source:  what they are of; stands in their names, but for the engine's
+    source:  origin of the statistics; part of the metric names, except for the engine
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class StatsCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the newest values."""
+        """Yield the current values."""
         prefix = "remora_" if self._source == "engine" else f"remora_{self._source}_"
         for name, value in self._stats().items():
             is_total = name.endswith(("_total", "_total_s"))
             family = CounterMetricFamily if is_total else GaugeMetricFamily
-            # Prometheus spells seconds out, and counters end in _total.
+            # Prometheus names write out seconds, and those of counters end in _total.
             shown = name.replace("_total_s", "_seconds_total").replace("step_s", "step_seconds")
             text = f"{self._source.capitalize()}: {name}."
             metric = family(f"{prefix}{shown}", text, labels=["model_name"])
@@ -154,29 +154,29 @@ class Metrics:
         self._refusals.labels(self._model, limit).inc()
 
     def count_call_fault(self, format_name: str, fault: CallFault) -> None:
-        """Count a tool call that a model wrote badly."""
+        """Count a malformed tool call of a model."""
         self._call_faults.labels(self._model, format_name, fault.value).inc()
 
     def count_finish(self, reason: str, num_sequences: int = 1) -> None:
-        """Count sequences that ended."""
+        """Count finished sequences."""
         self._finished.labels(self._model, reason, *self._own()).inc(num_sequences)
 
     def of_request(self) -> RequestMetrics:
-        """Return the metrics of the running task's request, under its own labels."""
+        """Return the metrics of the running task's request, with its labels."""
         return RequestMetrics(self, self._own())
 
     def _own(self) -> tuple[str, ...]:
         return current_labels() or ("",) * len(self._labels)
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class RequestMetrics:
-    """What one request adds to the histograms.
+    """The histogram series of one request.
 
-    labels:  values of the request's own labels
+    labels:  the request's label values
     """
 
     def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
@@ -185,22 +185,22 @@ class RequestMetrics:
         self._observe_inter_token = metrics.inter_token.series(labels).observe
 
     def prompt(self, num_tokens: int) -> None:
-        """Note the length of a prompt."""
+        """Record the length of a prompt."""
         self._metrics.prompt_tokens.observe(num_tokens, labels=self._labels)
 
     def first_token(self, seconds: float, queue_s: float) -> None:
-        """Note how long the request waited for its first token, and in the queue."""
+        """Record the time to the first token, and the time in the queue."""
         self._metrics.first_token.observe(seconds, labels=self._labels)
         self._metrics.queue.observe(queue_s, labels=self._labels)
 
     def tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note `num_tokens` tokens of one sequence, `seconds` after the previous ones."""
+        """Record `num_tokens` tokens of one sequence, `seconds` after the previous ones."""
         self._observe_inter_token(seconds / num_tokens, num_tokens)
 
     def finished(self, num_tokens: int) -> None:
-        """Note the length of an output."""
+        """Record the length of an output."""
         self._metrics.output_tokens.observe(num_tokens, labels=self._labels)
 
     def whole(self, seconds: float) -> None:
-        """Note how long the whole request took."""
+        """Record the duration of the whole request."""
         self._metrics.whole.observe(seconds, labels=self._labels)

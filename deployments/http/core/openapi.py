@@ -1,4 +1,4 @@
-"""The bodies of requests in /openapi.json; handlers read them by themselves, so FastAPI cannot."""
+"""Request bodies in /openapi.json; FastAPI cannot list them, since handlers parse bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT = "The capital of France is"
 _PARAMETERS = {"max_new_tokens": 16}
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 _CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-# Examples of bodies, without the name of the model.
+# Example bodies, without the name of the model.
 _EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "/v1/chat/completions": {"messages": _TURNS, "max_completion_tokens": 16},
@@ -52,10 +52,10 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 def describe_bodies(app: FastAPI, bodies: Mapping[str, type[Body]], *, model: str) -> None:
-    """Add request bodies, with examples, to the application's description of itself.
+    """Add request bodies, with examples, to the application's OpenAPI description.
 
-    bodies:  path -> what is sent there
-    model:   name of the served one
+    bodies:  path -> model of its body
+    model:   name of the served model
     """
     generate = app.openapi
 

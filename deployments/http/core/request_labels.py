@@ -1,7 +1,7 @@
-"""Labels that a request brings for its metrics, in a header: a JSON object of texts.
+"""Metric labels that a request brings in a header: a JSON object of texts.
 
-Only names that the operator allows count, and only so many sets of values: each is a series of its
-own, and a client could make as many as it likes.
+Only names allowed by the operator count, and the number of label sets is limited: each set is a
+series of its own, and a client could otherwise create any number of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _values: ContextVar[tuple[str, ...]] = ContextVar("_values", default=())
 
 
 def current_labels() -> tuple[str, ...]:
-    """Return the values of the request that the running task answers, in the names' order."""
+    """Return the label values of the running task's request, in the order of the names."""
     return _values.get()
 
 
 class RequestLabels:
-    """Reads labels.
+    """Reader of the labels in request headers.
 
-    names:  those allowed; none = requests bring none
+    names:  allowed label names; none = requests bring no labels
     """
 
     def __init__(self, header: str, names: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ class RequestLabels:
         self._seen: set[tuple[str, ...]] = set()
 
     def note(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Let a request's labels count for what the running task does from now on."""
+        """Set the labels of the running task from the request's headers."""
         if self._names:
             _values.set(self._read(headers))
 

@@ -1,8 +1,8 @@
-"""Answers of Serve's own proxy in our shape.
+"""Error bodies for the responses of Serve's own proxy.
 
-Serve answers some things before any replica is asked (no replica, queue full, timeout), in plain
-text. As a middleware of the proxy this turns them into error objects of the dialect that the path
-belongs to; everything a replica sends passes through untouched.
+Serve answers some requests in plain text before they reach a replica (no replica, queue full,
+timeout). As a middleware of the proxy, this module turns such answers into error objects of the
+path's dialect; responses of replicas pass through unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProxyErrors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # By the path alone: of applications that are mounted elsewhere than at / it tells nothing.
+        # By the path alone: this says nothing of applications mounted elsewhere than at /.
         dialect = dialect_of(scope["path"])
         held: Message | None = None
         has_started = False
@@ -62,7 +62,7 @@ class ProxyErrors:
         try:
             await self._app(scope, receive, send_on)
         except Exception:
-            # A replica that dies before it has said anything ends like this.
+            # A replica that dies before it has sent anything ends like this.
             if has_started:
                 raise
             log.exception("Serve's proxy failed")
@@ -70,9 +70,9 @@ class ProxyErrors:
             await error_answer(error, dialect)(scope, receive, send)
 
     async def _knows_routes(self, scope: Scope) -> bool:
-        """Ask Serve's proxy whether it has heard of any application.
+        """Return whether Serve's proxy knows its applications.
 
-        One that has just begun has not, and finds nothing anywhere until it has.
+        A proxy that has just started does not know them yet and answers 404 to every path.
         """
         statuses: list[int] = []
 
@@ -97,7 +97,7 @@ async def _send_shaped(start: Message, text: bytes, send: Send, dialect: Dialect
     answer = answer_to_status(start["status"])
     message = text.decode("utf-8", "replace").strip() or "The request was refused."
     if answer.status >= 500 and answer.type == "server_error":
-        # Serve puts tracebacks into these.
+        # Serve puts tracebacks into these messages.
         message = "Something went wrong on our side; the server's log says more."
     body = dumps(dialect.error(HTTPException(answer.status, message[:_MAX_TEXT])))
     headers = MutableHeaders(raw=list(start["headers"]))
@@ -111,8 +111,8 @@ async def _send_shaped(start: Message, text: bytes, send: Send, dialect: Dialect
 
 
 def middlewares() -> list[Middleware]:
-    """Return what Serve's proxy is to be wrapped in.
+    """Return the middlewares for Serve's proxy.
 
-    Also the callback that RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH may name.
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH may also name this function as the callback.
     """
     return [Middleware(ProxyErrors)]

@@ -1,4 +1,4 @@
-"""Settings that may change while requests run; read them again for each request."""
+"""Settings that may change while requests run; handlers read them again for each request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from remora.configs.schema import ServeConfig
 
 
 class Settings:
-    """The configuration that holds now, and what follows from it.
+    """The current configuration and the values derived from it.
 
     recommended:          the model's generation_config
-    generation_defaults:  what holds for parameters that a request leaves out: the operator's word
-                          before the model's
-    refused:              why the latest change was not made; None: it was
+    generation_defaults:  values of parameters that a request omits; the operator's values take
+                          precedence over the model's
+    refused:              reason why the latest change was refused; None = it was applied
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Settings:
         self.generation_defaults: Mapping[str, Any] = {**self._recommended, **given}
 
     def adopt(self, config: ServeConfig) -> None:
-        """Let another configuration hold. Only what may change in place may differ."""
+        """Replace the configuration. Only settings that may change in place may differ."""
         self.plan = with_queue(self.plan, config)
         self.refused = None
         self._hold(config)

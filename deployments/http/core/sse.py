@@ -1,4 +1,4 @@
-"""Streams of frames (mostly server-sent events), and clients that disconnect.
+"""Streams of frames (mostly server-sent events), and client disconnects.
 
 Ray Serve cancels the handler when its client disconnects; uvicorn only sends a message through
 `receive`. Either way the outputs are closed, which aborts the request in the engine.
@@ -38,7 +38,7 @@ ResultT = TypeVar("ResultT")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Return what `work` returns; cancel it when the client goes away first."""
+    """Return the result of `work`; cancel it if the client disconnects first."""
     async with scoped_task(work) as task, scoped_task(_until_disconnect(request.receive)) as gone:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -52,9 +52,9 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 class ChunkWriter:
-    """Writes one streamed reply as chunks of its API. Used once.
+    """Writer of one streamed reply as chunks of its API. Used once.
 
-    num_chunks:  chunks written so far; dialects that number late errors go by it
+    num_chunks:  chunks written so far; some dialects number late errors with it
     """
 
     num_chunks = 0
@@ -76,10 +76,10 @@ class ChunkWriter:
         return ()
 
     def close(self) -> None:
-        """Release what the stream holds. Called once, at its end, however it ends."""
+        """Release the resources of the stream. Called once, however the stream ends."""
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
-        """Return `chunks` as a function that returns bytes; a writer may have a faster one."""
+        """Return a variant of `chunks` that returns bytes; a writer may have a faster one."""
 
         def write(prompt: int, output: Output) -> bytes:
             return self.joined(self.chunks(prompt, output), frame)
@@ -87,13 +87,13 @@ class ChunkWriter:
         return write
 
     def joined(self, chunks: Sequence[Chunk], frame: Frame) -> bytes:
-        """Return the frames of chunks, which count as written."""
+        """Return the frames of chunks, and count the chunks as written."""
         self.num_chunks += len(chunks)
         return b"".join(map(frame, chunks))
 
 
 class TextFrame:
-    """The frame of a chunk in which nothing but one text changes. Only the text is encoded.
+    """The frame of a chunk in which only one text changes. Only that text is encoded.
 
     chunk:  makes the chunk of a text
     """
@@ -104,14 +104,14 @@ class TextFrame:
         self._parts = frame(chunk(self._MARK)).split(dumps(self._MARK))
 
     def of(self, text: str) -> bytes:
-        """Return the frame with this text: the bytes that `frame(chunk(text))` would return."""
+        """Return the frame with this text: the same bytes as `frame(chunk(text))`."""
         return dumps(text).join(self._parts)
 
 
 class EventStream(Response):
-    """Sends the chunks of a stream as they are written, and keep-alives while there are none.
+    """Response that sends the chunks of a stream as they are written, and keep-alives in pauses.
 
-    outputs:  (index of the prompt, output); closed at the end, however the stream ends
+    outputs:  (index of the prompt, output); always closed when the stream ends
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EventStream(Response):
                 scope["state"]["count_refusal"]("stream_timeout_s")
 
     async def _send_events(self, wire: _Wire, receive: Receive) -> None:
-        """Send all events, or those until the client leaves. Raises TimeoutError if it stalls."""
+        """Send events until the end or a disconnect. Raises TimeoutError if the client stalls."""
         async with (
             scoped_task(self._write(wire)) as writer,
             scoped_task(_until_disconnect(receive)) as gone,
@@ -168,7 +168,7 @@ class EventStream(Response):
         try:
             body = writer.joined(writer.begin(), dialect.frame)
         except Exception as error:
-            # A boundary, as below: past the status only the stream itself can report an error.
+            # A boundary, as below: after the status only the stream itself can report an error.
             body, has_ended = self._failed(error), True
         while True:
             if body:
@@ -181,7 +181,7 @@ class EventStream(Response):
             except StopAsyncIteration:
                 body, has_ended = await self._ending(), True
             except Exception as error:
-                # A boundary, see above.
+                # A boundary, as above.
                 body, has_ended = self._failed(error), True
         if dialect.last:
             await send(dialect.last)
@@ -190,7 +190,7 @@ class EventStream(Response):
         try:
             return self._writer.joined(await self._writer.end(), self._dialect.frame)
         except Exception as error:
-            # A boundary, see `_write`.
+            # A boundary, as in `_write`.
             return self._failed(error)
 
     def _failed(self, error: Exception) -> bytes:
@@ -200,10 +200,10 @@ class EventStream(Response):
 
 
 class _Wire:
-    """The connection to the client, and when something was last sent over it.
+    """The connection to the client, and the time of the last send.
 
     A timeout for each event would cost as much as writing the event, so the task that watches the
-    stream looks now and then how long the current event has been on its way.
+    stream checks periodically how long the current send has taken.
     """
 
     def __init__(self, send: Send, keep_alive: bytes) -> None:
@@ -214,20 +214,20 @@ class _Wire:
         self._sending_since: float | None = None
 
     async def send(self, body: bytes) -> None:
-        """Send an event; returns once the client's side has room for more."""
+        """Send an event; return once the client's side has room for more."""
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self._sending_since = None
         self._sent_at = time.monotonic()
 
     async def send_in_time(self, body: bytes, *, more_body: bool = True) -> None:
-        """Send while no task watches. Raises TimeoutError after `stall_s`."""
+        """Send outside the watched task. Raises TimeoutError after `stall_s`."""
         async with asyncio.timeout(self.stall_s):
             await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
         self._sent_at = time.monotonic()
 
     def patience_s(self) -> float:
-        """Return after how many seconds to look again, at the latest."""
+        """Return the longest time in seconds until the next check."""
         if self._sending_since is not None:
             return self._sending_since + self.stall_s - time.monotonic()
         if not self._keep_alive:

@@ -1,9 +1,9 @@
-"""Fields that are known and not served: their presence is answered, never passed over.
+"""Known fields that are not supported: a request that uses one is refused, never silently accepted.
 
-A body's own fields are served there, whatever the table says of other bodies.
-A row holds the values that ask for nothing: a client that sends one of them gets what it expects.
-Any other value is a 400 with the field's name and the code `unsupported`. None always asks for
-nothing. Fields that stand in no table and no model are unknown: those are reported as ignored.
+Fields of a body's own model are supported for that body, even if the table lists them. A row holds
+the harmless values, which have no effect and are accepted. Any other value is a 400 with the
+field's name and the code `unsupported`. None is always harmless. Fields in no table and no model
+are unknown; they are reported as ignored.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ FIELDS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
 
 
 def refuse_unsupported(body: Mapping[str, Any], *, prefix: str = "") -> None:
-    """Raise InvalidRequest for the first field that asks for something not served.
+    """Raise InvalidRequest for the first field with an unsupported value.
 
-    body:  without the fields that its own model holds
+    body:  without the fields of its own model
     """
     for name in filter(FIELDS.__contains__, body):
         message, harmless = FIELDS[name]
@@ -146,5 +146,5 @@ def refuse_unsupported(body: Mapping[str, Any], *, prefix: str = "") -> None:
 
 
 def _is_among(value: Any, harmless: tuple[Any, ...]) -> bool:
-    # `type` too, since False == 0 and True == 1.
+    # Compare the types too, since False == 0 and True == 1.
     return any(type(value) is type(one) and value == one for one in harmless)

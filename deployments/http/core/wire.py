@@ -1,8 +1,8 @@
-"""Bytes of HTTP bodies: JSON in, under limits, and JSON out, strict.
+"""Bytes of HTTP bodies: JSON input under limits, and strict JSON output.
 
-In: no body above the cap is held in memory, no nesting and no integer literal beyond the limits, no
-NaN, no broken Unicode. Integers beyond 64 bits become floats, which no integer field accepts.
-Out: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
+Input: no body above the limit is held in memory; nesting and the length of integers are limited;
+NaN and broken Unicode are refused. Integers beyond 64 bits become floats, which no integer field
+accepts. Output: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from remora.deployments.http.core.body_limits import OverLimit, limit
 from remora.deployments.http.core.errors import CLIENT_GONE
 
 _PARSE_ON_LOOP_BYTES = 256 * 1024
-_MANY = 32  # entries of an answer
-# Possessive: nothing is remembered to come back to, whatever the length of a string.
+_MANY = 32  # entries of a response
+# Possessive: no backtracking state is kept, whatever the length of a string.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path below the place where the application is mounted."""
+    """Return the path below the mount point of the application."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path[len(root) :] if path.startswith(f"{root}/") else path
 
@@ -66,7 +66,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 async def parsed(raw: bytes) -> Any:
-    """Return a body that is only inspected; None = it is empty or not JSON."""
+    """Return the parsed body for inspection only; None = it is empty or not JSON."""
     try:
         if len(raw) > _PARSE_ON_LOOP_BYTES:
             return await asyncio.to_thread(orjson.loads, raw)
@@ -93,7 +93,7 @@ def _is_too_deep(value: Any, max_depth: int) -> bool:
 def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     media_type = media_type.strip().lower()
-    # curl -d sends this type for any body; so do forms of web pages, but with an Origin header.
+    # curl -d sends this type for any body; forms of web pages do too, but with an Origin header.
     is_curl = media_type == "application/x-www-form-urlencoded" and "origin" not in request.headers
     if media_type != "application/json" and not media_type.endswith("+json") and not is_curl:
         raise HTTPException(415, "The content type must be application/json.")
@@ -121,13 +121,13 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
 
 
 def declares_more_than(request: Request, max_bytes: int) -> bool:
-    """Return whether the body says of itself that it is longer."""
+    """Return whether the Content-Length exceeds `max_bytes`."""
     declared = request.headers.get("content-length", "")
     return declared.isdecimal() and (len(declared) >= 20 or int(declared) > max_bytes)
 
 
 def too_large(max_bytes: int) -> HTTPException:
-    """Return the error of a body that is longer."""
+    """Return the error for a body larger than `max_bytes`."""
     # The rest of the body is not read, so the connection cannot be reused.
     message = f"The body is larger than the {max_bytes} bytes allowed; send less at a time."
     headers = {"connection": "close", "x-should-retry": "false"}
@@ -153,9 +153,9 @@ def _without_surrogates(value: Any) -> Any:
 
 
 async def written(answer: Any) -> Any:
-    """Return an answer whose data, where there is much, are JSON already.
+    """Return the response with its entries in `data` already encoded, if there are many.
 
-    They are written in a thread, one by one: others go on in between.
+    A thread encodes the entries one by one, so other requests run in between.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or len(data) < _MANY:

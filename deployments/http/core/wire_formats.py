@@ -22,12 +22,12 @@ def _event(chunk: Mapping[str, Any]) -> bytes:
 
 
 def _named_event(chunk: Mapping[str, Any]) -> bytes:
-    """Frame a chunk that says in `type` what it is."""
+    """Return the frame of a chunk as an event named by the chunk's `type`."""
     return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
 
 
 def _bare_event(chunk: Mapping[str, Any]) -> bytes:
-    """Frame a chunk for clients that cut off `data:` and nothing more."""
+    """Return the frame of a chunk for clients that strip exactly `data:`, without a space."""
     return b"data:" + dumps(chunk) + b"\n\n"
 
 
@@ -41,14 +41,15 @@ def _status(error: BaseException) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One family.
+    """The wire format of one family of APIs.
 
     error:       body of an error
-    late_error:  an error as a chunk of a stream, after so many others; None = as `error` has it
+    late_error:  an error as a chunk of a stream, given the number of chunks before it; None = as
+                 `error`
     status:      HTTP status of an error
     frame:       one chunk of a stream as bytes
-    last:        what follows the last chunk, or an error
-    keep_alive:  what is sent when nothing else was for a while; empty = nothing
+    last:        bytes after the last chunk or an error
+    keep_alive:  bytes sent after a pause; empty = none
     media_type:  of streams
     """
 
@@ -61,7 +62,7 @@ class Dialect:
     media_type: str = EVENT_STREAM
 
     def error_frame(self, error: BaseException, place: int) -> bytes:
-        """Return an error as a frame of a stream in which `place` chunks stand before it."""
+        """Return the frame of an error in a stream, with `place` chunks before it."""
         if self.late_error is None:
             return self.frame(self.error(error))
         return self.frame(self.late_error(error, place))
@@ -132,7 +133,7 @@ OLLAMA = Dialect(
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 
-# Everything that is sent as a keep-alive.
+# All keep-alives of the dialects.
 KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
 
 _BY_PATH = (
@@ -141,7 +142,7 @@ _BY_PATH = (
     ("/api", OLLAMA),
     ("/info", TGI),
 )
-# Paths that several servers share, by the dialect that is configured for them.
+# Paths that several APIs share, by `api.generate_dialect`.
 _SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(
     {
         "auto": {"/generate": OPENAI, "/generate_stream": TGI, "/": TGI},
@@ -153,7 +154,7 @@ _SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(
 
 
 def dialect_of(path: str, generate: str = "auto") -> Dialect:
-    """Return the dialect in which a path answers, whether or not it exists.
+    """Return the dialect of a path, whether or not the path exists.
 
     generate:  `api.generate_dialect`
     """
