@@ -1,4 +1,4 @@
-"""/v1/chat/completions: from a body to a job, and from outputs to OpenAI's objects of a chat."""
+"""/v1/chat/completions: turns a body into a job, and outputs into OpenAI's chat objects."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from remora.engine.types import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatJob(Job):
-    """One checked request."""
+    """A validated chat request."""
 
     chat: PreparedChat
     choices: ChoiceWriter
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         chat, replies = self.chat, self.chat.replies()
         answer = _envelope(chat, "chat.completion")
         answer["choices"] = [self.choices.whole(reply) for reply in await replies.gather(outputs)]
@@ -37,7 +37,7 @@ class ChatJob(Job):
         return answer | _prompt_fields(chat)
 
     def writer(self) -> ChatWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of the streamed answer."""
         return ChatWriter(self.chat, self.choices)
 
 
@@ -60,14 +60,17 @@ class ChatWriter(ChunkWriter):
         return self._pieces(reply, output, reply.add(output), begins=begins)
 
     async def end(self) -> Sequence[Chunk]:
-        """Return the usage, if asked for."""
+        """Return the usage chunk, if requested."""
         if not self._shows_usage:
             return ()
         usage = self._replies.usage([len(self._chat.prompt_ids)])
         return (_envelope(self._chat, _CHUNK) | {"choices": [], "usage": usage},)
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
-        """Return `chunks` as bytes; of a chunk that holds one text, only the text is encoded."""
+        """Return a function that returns `chunks` as bytes.
+
+        A chunk that differs only in its text reuses an encoded frame: only the text is encoded.
+        """
         general = super().framed(frame)
         if self._choices.shows_tokens or (self._shows_usage and self._is_continuous):
             return general
@@ -143,7 +146,7 @@ def _prompt_fields(chat: PreparedChat) -> dict[str, Any]:
 
 
 async def prepare_chat_job(server: ServerState, body: ChatBody, rid: str) -> ChatJob:
-    """Check everything that can be checked without the engine.
+    """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """

@@ -1,4 +1,4 @@
-"""OpenAI's choice objects of a chat: whole choices, and the deltas of streamed ones."""
+"""OpenAI's choice objects of a chat: complete choices, and the deltas of streamed choices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REASONING_NAMES = ("reasoning", "reasoning_content")
 
 
 def reasoning_names(field: str) -> tuple[str, ...]:
-    """Return the names of the fields that hold reasoning; `field` as in `api.reasoning_field`."""
+    """Return the names of the reasoning fields; `field` is the setting `api.reasoning_field`."""
     return REASONING_NAMES if field == "both" else (field,)
 
 
 class ChoiceWriter:
     """Writes the choices of one chat.
 
-    names:  of the fields that hold reasoning
+    names:  names of the reasoning fields
     """
 
     def __init__(self, body: ChatBody, logprobs: LogprobWriter, names: tuple[str, ...]) -> None:
@@ -33,7 +33,7 @@ class ChoiceWriter:
         self.shows_tokens = bool(body.logprobs or body.return_token_ids)
 
     def whole(self, reply: Reply) -> dict[str, Any]:
-        """Return one whole choice."""
+        """Return one complete choice."""
         value = {
             "index": reply.index,
             "message": self._message(reply),
@@ -86,7 +86,7 @@ class ChoiceWriter:
         return _piece(index, self._delta(event))
 
     def _delta(self, event: ReplyEvent) -> dict[str, Any]:
-        """Return what an event adds to the message; empty if it is not shown."""
+        """Return the delta of an event; empty if the event is not shown."""
         match event:
             case Text(text):
                 return {"content": text}

@@ -1,4 +1,4 @@
-"""/v1/completions: from a body to a job, and from outputs to OpenAI's objects."""
+"""/v1/completions: turns a body into a job, and outputs into OpenAI's completion objects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from remora.engine.types import FinishReason, Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionJob(Job):
-    """One checked request."""
+    """A validated completion request."""
 
     completion: PreparedCompletion
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer; choice i * n + j is reply j to prompt i."""
+        """Return the complete answer; choice i * n + j is reply j to prompt i."""
         choices = _ChoiceWriter(self.completion)
         await choices.replies.gather(outputs)
         answer = choices.envelope()
@@ -36,12 +36,12 @@ class CompletionJob(Job):
         return answer
 
     def writer(self) -> CompletionWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of the streamed answer."""
         return CompletionWriter(self.completion)
 
 
 class CompletionWriter(ChunkWriter):
-    """Writes streamed completions: a chunk for each output that shows anything; then usage."""
+    """Writes streamed completions: a chunk for each output with a choice to show; then usage."""
 
     def __init__(self, completion: PreparedCompletion) -> None:
         self._completion = completion
@@ -51,19 +51,22 @@ class CompletionWriter(ChunkWriter):
         self._is_continuous = options is not None and bool(options.continuous_usage_stats)
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
-        """Return the chunk of one output, if it shows anything."""
+        """Return the chunk of one output; none if its choice would be empty."""
         reply = self._choices.replies.add(prompt, output)
         choice = self._choices.piece(reply, output)
         return () if choice is None else (self._chunk(choice),)
 
     async def end(self) -> Sequence[Chunk]:
-        """Return the usage, if asked for."""
+        """Return the usage chunk, if requested."""
         if not self._shows_usage:
             return ()
         return (self._choices.envelope() | {"choices": [], "usage": self._choices.usage()},)
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
-        """Return `chunks` as bytes; of a chunk that holds one text, only the text is encoded."""
+        """Return a function that returns `chunks` as bytes.
+
+        A chunk that differs only in its text reuses an encoded frame: only the text is encoded.
+        """
         general = super().framed(frame)
         choices, body = self._choices, self._completion.body
         is_plain = body.logprobs is None and not body.return_token_ids
@@ -95,8 +98,8 @@ class CompletionWriter(ChunkWriter):
 class _ChoiceWriter:
     """Writes the choice objects of one request.
 
-    begun:  number of a reply of which a chunk was written -> where its tokens' texts begin, when
-            log-probabilities are shown
+    begun:  number of each reply with a written chunk -> text offsets of its tokens, None unless
+            log-probabilities are requested
     """
 
     def __init__(self, completion: PreparedCompletion) -> None:
@@ -106,7 +109,7 @@ class _ChoiceWriter:
         self.begun: dict[int, TextOffsets | None] = {}
 
     def envelope(self) -> dict[str, Any]:
-        """Return an answer or a chunk without its choices."""
+        """Return the fields of an answer or a chunk other than its choices."""
         envelope: dict[str, Any] = {
             "id": f"cmpl-{self._completion.rid}",
             "object": "text_completion",
@@ -125,7 +128,7 @@ class _ChoiceWriter:
         return usage
 
     def whole(self, reply: Reply, number: int) -> dict[str, Any]:
-        """Return one whole choice."""
+        """Return one complete choice."""
         is_dry, body = self._completion.is_dry, self._body
         ids = [] if is_dry else reply.token_ids
         entries = [] if is_dry else reply.logprobs
@@ -141,7 +144,7 @@ class _ChoiceWriter:
         return value | self._prompt_fields(reply)
 
     def piece(self, reply: Reply, output: Output) -> dict[str, Any] | None:
-        """Return the choice object of one output; None if it would show nothing."""
+        """Return the choice object of one output; None if the choice would be empty."""
         number = self.replies.number(reply)
         begins, is_dry = number not in self.begun, self._completion.is_dry
         ids = () if is_dry else output.token_ids
@@ -175,7 +178,7 @@ class _ChoiceWriter:
 
     def _ending(self, ended: Reply | Output) -> dict[str, Any]:
         if self._completion.is_dry and ended.finish_reason is FinishReason.STOP:
-            # The extra token was an end of sequence; the answer ends by its limit of 0 tokens.
+            # The extra token was an end of sequence; the answer ends at its limit of 0 tokens.
             return {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
         return {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
 
@@ -214,7 +217,7 @@ def _text_choice(number: int, text: str) -> dict[str, Any]:
 async def prepare_completion_job(
     server: ServerState, body: CompletionBody, rid: str
 ) -> CompletionJob:
-    """Check everything that can be checked without the engine.
+    """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
