@@ -24,7 +24,7 @@ from remora.deployments.http.responses.store import MemoryStore, ResponseStore, 
 
 MAX_CHAIN = 256
 _PREFIX = "resp_"
-# An item's id holds that of its response, so that nothing else need say where to look for it.
+# An item's id contains the id of its response, so items need no index of their own.
 _ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{48})[0-9a-f]{4,8}")
 _ITEM_PREFIXES = {
     "message": "msg_",
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownResponse(UnknownModel):
-    """No response of this id is stored. Answered like an unknown model."""
+    """No response with this id is stored. Has the HTTP status of an unknown model."""
 
     default_code = "response_not_found"
 
@@ -48,8 +48,8 @@ class UnknownResponse(UnknownModel):
 class Record:
     """One finished response.
 
-    response:  as it was answered
-    items:     what it was asked, without what came before it in the conversation
+    response:  the response object, as returned
+    items:     its input items, without earlier items of the conversation
     """
 
     response: dict[str, Any]
@@ -57,10 +57,10 @@ class Record:
 
 
 class Archive:
-    """Responses by id, as one caller sees them; at first, a caller who sees all and owns nothing.
+    """Responses by id, as one caller sees them. A new archive sees all responses and owns none.
 
     store:    None = nothing is stored
-    refusal:  why nothing is stored, for error messages
+    refusal:  reason why nothing is stored, for error messages
     """
 
     def __init__(self, store: ResponseStore | None, refusal: str = "") -> None:
@@ -72,7 +72,7 @@ class Archive:
 
     @classmethod
     def configured(cls, config: ServeConfig) -> Archive:
-        """Return the archive that the operator asked for. Raises ConfigError."""
+        """Return the archive that the configuration selects. Raises ConfigError."""
         store = store_of(config)
         num_replicas = config.parallel.num_replicas
         if store is None:
@@ -89,8 +89,8 @@ class Archive:
     def seen_by(self, owner: str, viewer: str | None) -> Archive:
         """Return the same archive for another caller.
 
-        owner:   whose the responses are that this caller makes
-        viewer:  whose are found; None = everybody's
+        owner:   owner of the responses that the caller creates
+        viewer:  owner of the responses that the caller sees; None = all responses
         """
         view = copy.copy(self)
         view._owner, view._viewer = owner, viewer
@@ -102,15 +102,15 @@ class Archive:
         return self._store is not None
 
     def begin(self, response: dict[str, Any]) -> None:
-        """Note that a response is in progress."""
+        """Record that a response is in progress."""
         self._running[response["id"]] = (self._owner, response)
 
     def end(self, response_id: str) -> None:
-        """Note that a response is no longer in progress."""
+        """Record that a response is no longer in progress."""
         self._running.pop(response_id, None)
 
     def running(self, response_id: str) -> dict[str, Any] | None:
-        """Return a response in progress on this replica, as it was when it began; else None."""
+        """Return the initial object of a response in progress on this replica; else None."""
         owner, response = self._running.get(response_id, ("", None))
         return response if self._sees(owner) else None
 
@@ -118,20 +118,20 @@ class Archive:
         return self._viewer is None or self._viewer == owner
 
     async def keep(self, record: Record) -> None:
-        """Store a finished response, if responses are stored; a failure is only logged."""
+        """Store a finished response if a store is configured; log a failure and continue."""
         if self._store is None:
             return
         written = dumps({"owner": self._owner, "response": record.response, "items": record.items})
         try:
             await self._store.put(record.response["id"], written)
         except _FAILURES:
-            # The answer is complete, and the client waits for it.
+            # The answer is complete and the client waits for it, so the failure is not raised.
             log.exception("responses: could not be stored")
 
     async def find(self, response_id: str, param: str | None = None) -> Record:
-        """Return what is kept.
+        """Return a stored response.
 
-        Raises UnknownResponse, InvalidRequest if nothing ever is, and Unavailable.
+        Raises UnknownResponse, InvalidRequest if no store is configured, and Unavailable.
         """
         store = self._open(param)
         try:
@@ -147,11 +147,11 @@ class Archive:
         return Record(value["response"], value["items"])
 
     async def find_item(self, item_id: str, param: str, read: dict[str, Record]) -> dict[str, Any]:
-        """Return an item of the input or the output of a response that is kept.
+        """Return an input or output item of a stored response.
 
-        read:  responses that were found before, by id; what is found is added
+        read:  stored responses already read, by id; the item's response is added
 
-        Raises as `find` does.
+        Raises the errors of `find`.
         """
         self._open(param)
         match = _ITEM_ID.fullmatch(item_id)
@@ -173,9 +173,10 @@ class Archive:
         return found
 
     async def chain(self, response_id: str, param: str) -> list[Record]:
-        """Return a response and those it continues, the oldest first.
+        """Return a response and all responses that it continues, the oldest first.
 
-        Raises as `find` does, and InvalidRequest for a chain of more than MAX_CHAIN.
+        Raises the errors of `find`, and InvalidRequest for a chain of more than MAX_CHAIN
+        responses.
         """
         records: list[Record] = []
         following: str | None = response_id
@@ -188,7 +189,7 @@ class Archive:
         return records[::-1]
 
     async def forget(self, response_id: str) -> None:
-        """Delete a response. Raises as `find` does."""
+        """Delete a response. Raises the errors of `find`."""
         store = self._open(None)
         await self.find(response_id)
         try:
@@ -211,7 +212,7 @@ def archive_of(server: ServerState) -> Archive:
 
 
 class ItemIds:
-    """Draws ids of the items of one response."""
+    """Generates ids for the items of one response."""
 
     def __init__(self, response_id: str) -> None:
         self._stem = response_id.removeprefix(_PREFIX)
@@ -228,7 +229,7 @@ def new_response_id() -> str:
 
 
 def _said(record: Record) -> Record:
-    """Return what a conversation goes on from; the rest, tools above all, may be megabytes."""
+    """Return the fields that a continuation needs; others, such as tools, may be megabytes."""
     names = ("id", "previous_response_id", "output")
     return Record({name: record.response[name] for name in names}, record.items)
 

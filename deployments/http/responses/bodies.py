@@ -1,4 +1,4 @@
-"""Body of /v1/responses: OpenAI's Responses API, as far as a model of text can serve it."""
+"""Body of /v1/responses: OpenAI's Responses API for text models."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from remora.deployments.http.generation.messages import ToolName
 from remora.deployments.http.responses.items import Item
 
 LOGPROBS = "message.output_text.logprobs"
-# Asked for by some clients as a matter of course; apart from the first there is never any.
+# Accepted because some clients always send them; only the first has output here.
 _INCLUDABLE = (
     LOGPROBS,
-    "reasoning.encrypted_content",  # reasoning is given in the clear
+    "reasoning.encrypted_content",  # reasoning is returned unencrypted
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -62,7 +62,7 @@ def _check_tool_type(value: Any) -> str:
 
 
 class FunctionTool(Body):
-    """A function that is offered to the model."""
+    """A function tool available to the model."""
 
     type: Annotated[
         str,
@@ -101,7 +101,7 @@ def _names_function(value: Any) -> bool:
 
 
 class TextFormat(Body):
-    """What the text of the answer is held to."""
+    """Output format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Label | None = None
@@ -117,14 +117,14 @@ class TextFormat(Body):
 
 
 class TextConfig(Body):
-    """How the answer is written."""
+    """Format and verbosity of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(Body):
-    """How the model thinks; reasoning is returned whole, never as a summary."""
+    """Reasoning effort. Reasoning is returned whole, never as a summary."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -171,7 +171,7 @@ class ResponsesBody(Body):
     top_logprobs: NumLogprobs | None = None
     temperature: float | None = None
     top_p: float | None = None
-    # Not OpenAI's: as in chat completions.
+    # Extensions of OpenAI's API, as in chat completions.
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
@@ -185,7 +185,7 @@ class ResponsesBody(Body):
     chat_template_kwargs: TemplateKwargs = None
     priority: int | None = None
     cache_salt: Label | None = None
-    # Bookkeeping of clients, and what only matters to tools that run on a server.
+    # Client bookkeeping, and fields that only matter to tools that run on a server.
     user: str | None = None
     metadata: Metadata = None
     safety_identifier: str | None = None
@@ -204,5 +204,5 @@ class ResponsesBody(Body):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer holds log-probabilities."""
+        """Whether the answer includes log-probabilities."""
         return self.top_logprobs is not None or LOGPROBS in (self.include or ())

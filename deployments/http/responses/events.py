@@ -1,6 +1,6 @@
 """Output items of a response, and the events of a streamed response.
 
-Whole and streamed responses are built by the same code.
+The same code builds complete and streamed responses.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _STEMS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(slots=True, eq=False)
 class _OpenItem:
-    """The item that grows.
+    """The item in progress.
 
-    pieces:    of its text, or of the call's arguments
-    logprobs:  of the tokens of its text
+    pieces:    pieces of its text, or of the call's arguments
+    logprobs:  log-probabilities of the tokens of its text
     """
 
     index: int
@@ -48,18 +48,18 @@ class _OpenItem:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where its events happen."""
+        """Fields that locate the item in an event."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
         return place if self.kind == CALL else place | {"content_index": 0}
 
     def part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the one part of its content."""
+        """Return the only part of the item's content."""
         if self.kind == REASONING:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def item(self, status: str, content: list[dict[str, Any]], arguments: str) -> dict[str, Any]:
-        """Return the item as clients see it."""
+        """Return the item object."""
         item = {"id": self.id, "type": self.kind, "status": status, **self.head}
         if self.kind == CALL:
             return item | {"arguments": arguments}
@@ -72,7 +72,7 @@ _HEADS: Mapping[str, dict[str, Any]] = MappingProxyType(
 
 
 class OutputWriter:
-    """Writes one reply as items. Events lack their `sequence_number`.
+    """Writes one reply as items. Its events have no `sequence_number`.
 
     items:  finished items
     """
@@ -81,11 +81,11 @@ class OutputWriter:
         self._ids = ids
         self.items: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
-        # Of tokens whose text is held back.
+        # Log-probabilities of tokens whose text is held back.
         self._logprobs: list[dict[str, Any]] = []
 
     def take(self, events: Iterable[ReplyEvent], logprobs: Iterable[Event] = ()) -> list[Event]:
-        """Add what a piece of the reply means; `logprobs` are those of its tokens."""
+        """Add events of the reply and log-probabilities of its tokens; return the API events."""
         self._logprobs += logprobs
         found: list[Event] = []
         for event in events:
@@ -101,7 +101,7 @@ class OutputWriter:
         return found
 
     def finish(self, status: str) -> list[Event]:
-        """End the reply; `status` is that of its last item. There is one item at least."""
+        """End the reply; `status` is for its last item. An empty reply gets one empty message."""
         begun = [] if self.items or self._open else self._begin(MESSAGE, _HEADS[MESSAGE])
         return begun + self._end(status)
 

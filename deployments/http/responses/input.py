@@ -1,4 +1,4 @@
-"""What a response is asked, with what it refers to: earlier responses, and items of them by id."""
+"""Input of a response: earlier responses of the conversation, and items referenced by id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def earlier_items(archive: Archive, body: ResponsesBody) -> list[Item]:
 
 
 async def with_references(archive: Archive, items: list[Item]) -> list[Item]:
-    """Return items with those in their places that are named by id only.
+    """Return the items, with each reference replaced by the stored item.
 
     Raises InvalidRequest, UnknownResponse, Unavailable.
     """
@@ -39,7 +39,7 @@ async def with_references(archive: Archive, items: list[Item]) -> list[Item]:
     resolved = []
     for place, item in enumerate(items):
         if item.type == REFERENCE:
-            assert item.id is not None  # the body has seen to it
+            assert item.id is not None  # required by the body's validation
             param = f"input[{place}].id"
             found = await archive.find_item(item.id, param, read)
             if _is_cut(found):
@@ -51,7 +51,7 @@ async def with_references(archive: Archive, items: list[Item]) -> list[Item]:
 
 
 def _whole_items(record: Record) -> list[Item]:
-    """Return what a response adds to a conversation; calls that were cut off have no part in it."""
+    """Return the items that a response adds to a conversation, without calls that were cut off."""
     written = [*record.items, *record.response["output"]]
     what = f"The response {record.response['id']!r} cannot be continued"
     return [_parsed(item, what, _PREVIOUS) for item in written if not _is_cut(item)]
@@ -62,9 +62,10 @@ def _is_cut(item: dict[str, Any]) -> bool:
 
 
 def _parsed(item: dict[str, Any], what: str, param: str) -> Item:
-    """Return a kept item as an item of an input.
+    """Return a stored item as an input item.
 
-    Raises InvalidRequest where the model wrote what no input may hold, such as a tool's name.
+    Raises InvalidRequest if the model wrote a value that no input may hold, such as an invalid tool
+    name.
     """
     try:
         return parse(Item, item)

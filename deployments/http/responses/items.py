@@ -1,4 +1,4 @@
-"""Items of the input of /v1/responses, as a client may send them."""
+"""Input items of /v1/responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         REFERENCE: ("id",),
     }
 )
-# What a part of each type holds its text in.
+# Type of a part -> field that holds its text.
 _PART_TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "text": "text",
@@ -75,7 +75,7 @@ Texts = Annotated[
 
 
 class Item(Body):
-    """One item of the input: a message, a tool call, its result, reasoning, or the id of one."""
+    """An input item: a message, a tool call, a tool result, reasoning, or a reference by id."""
 
     type: Annotated[
         str,
@@ -90,7 +90,7 @@ class Item(Body):
     arguments: str | None = None
     output: Texts = None
     summary: Texts = None
-    # Further fields of response items, which clients send back.
+    # Further fields of output items; clients send them back.
     status: str | None = None
     encrypted_content: str | None = None
     phase: str | None = None
@@ -98,7 +98,7 @@ class Item(Body):
     @model_validator(mode="before")
     @classmethod
     def _name_kind(cls, value: Any) -> Any:
-        """Name the type of an item that does not: a bare id refers to an item."""
+        """Add the type to an item without one: `item_reference` for a bare id, else `message`."""
         if not isinstance(value, dict) or value.get("type") is not None:
             return value
         is_bare = value.keys() <= {"id", "type"} and "id" in value

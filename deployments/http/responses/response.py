@@ -1,4 +1,4 @@
-"""/v1/responses: from a body to a job, and from outputs to OpenAI's response objects and events."""
+"""/v1/responses: turns a body into a job, and outputs into response objects and events."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ MAX_LISTED = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseJob(Job):
-    """One checked request. `rid` is the id of the response, whatever name the caller sent.
+    """A validated request. `rid` is the id of the response, not the caller's request id.
 
-    ids:  of items of the response, and of items of its input that have none
+    ids:  ids for the response's items, and for input items without an id
     """
 
     body: ResponsesBody
@@ -52,7 +52,7 @@ class ResponseJob(Job):
     ids: ItemIds
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         writer = ResponseWriter(self)
         writer.begin()
         try:
@@ -64,11 +64,11 @@ class ResponseJob(Job):
             writer.close()
 
     def writer(self) -> ResponseWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of the streamed answer."""
         return ResponseWriter(self)
 
     def response(self, status: str) -> dict[str, Any]:
-        """Return the response object without output."""
+        """Return the response object with empty output."""
         body = self.body
         return {
             "id": self.rid,
@@ -105,7 +105,7 @@ class ResponseJob(Job):
 
 
 class ResponseWriter(ChunkWriter):
-    """Writes a response as numbered events, and stores it when it is complete."""
+    """Writes a response as numbered events and stores the complete response."""
 
     def __init__(self, job: ResponseJob) -> None:
         self._job = job
@@ -125,7 +125,7 @@ class ResponseWriter(ChunkWriter):
         return self._numbered(self.take(prompt, output))
 
     def take(self, prompt: int, output: Output) -> list[dict[str, Any]]:
-        """Add one output; returns its events, not numbered."""
+        """Add one output and return its events, without numbers."""
         events = self._replies.of(prompt, output).add(output)
         entries = output.logprobs if self._job.body.wants_logprobs else None
         logprobs = self._job.chat.logprobs.chat(entries)["content"] if entries else ()
@@ -138,18 +138,18 @@ class ResponseWriter(ChunkWriter):
         return self._numbered([*events, {"type": f"response.{kind}", "response": response}])
 
     def fail(self, error: Exception) -> Sequence[Chunk]:
-        """Return the event of a response that failed."""
+        """Return the event of a failed response."""
         message = error_body(error)["error"]["message"]
         failure = {"code": "server_error", "message": message}
         response = self._job.response("failed") | {"output": self._items.items, "error": failure}
         return self._numbered([{"type": "response.failed", "response": response}])
 
     def close(self) -> None:
-        """Note that the response is no longer in progress."""
+        """Record that the response is no longer in progress."""
         self._job.archive.end(self._job.rid)
 
     async def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return the last events of items and the whole response; stores it if it is to be."""
+        """Return the last item events and the complete response; store it if requested."""
         job, reason = self._job, self._replies.all[0].reason
         status = {_LENGTH: "incomplete", _ABORT: "cancelled"}.get(reason or "", "completed")
         events = self._items.finish("completed" if status == "completed" else "incomplete")
@@ -199,9 +199,9 @@ def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -> ResponseJob:
-    """Check everything that can be checked before the engine is asked.
+    """Return the job of a body after all checks that need no engine.
 
-    Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse.
+    Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse, Unavailable.
     """
     archive = archive_of(server)
     earlier = await earlier_items(archive, body)

@@ -1,8 +1,8 @@
-"""Where finished responses are kept, so that a later one can continue them.
+"""Stores of finished responses, which later requests continue.
 
-A store knows ids and bytes, their age and their sum; what the bytes say is the business of
-`responses_archive.py`, and so is who may see it. Age counts from the last use, so that a
-conversation does not lose its beginning while it goes on.
+A store knows ids, bytes, ages and the total size. It does not know the content or the access
+rights; `archive.py` does. Age counts from the last use, so that a conversation in progress keeps
+its first responses.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ResultT = TypeVar("ResultT")
 
 
 class ResponseStore(Protocol):
-    """Keeps bytes by id for a while. Whatever is put may be gone at the next moment."""
+    """A store of bytes by id. A record may be evicted at any time."""
 
     async def get(self, response_id: str) -> bytes | None:
-        """Return what is kept, None if nothing is; its age begins anew."""
+        """Return a record, or None; reset the record's age."""
         ...
 
     async def put(self, response_id: str, record: bytes) -> None:
-        """Keep a record; older ones give way if need be."""
+        """Store a record; evict older records if necessary."""
         ...
 
     async def delete(self, response_id: str) -> bool:
-        """Forget a record; whether there was one."""
+        """Delete a record; return whether it existed."""
         ...
 
 
@@ -61,7 +61,7 @@ class MemoryStore:
         self._num_bytes = 0
 
     async def get(self, response_id: str) -> bytes | None:
-        """Return what is kept, None if nothing is; its age begins anew."""
+        """Return a record, or None; reset the record's age."""
         self._drop_expired()
         entry = self._records.get(response_id)
         if entry is None:
@@ -71,7 +71,7 @@ class MemoryStore:
         return entry[1]
 
     async def put(self, response_id: str, record: bytes) -> None:
-        """Keep a record; older ones give way if need be."""
+        """Store a record; evict older records if necessary."""
         self._drop(response_id)
         self._drop_expired()
         self._records[response_id] = (self._clock(), record)
@@ -80,7 +80,7 @@ class MemoryStore:
             self._drop(next(iter(self._records)))
 
     async def delete(self, response_id: str) -> bool:
-        """Forget a record; whether there was one."""
+        """Delete a record; return whether it existed."""
         self._drop_expired()
         return self._drop(response_id)
 
@@ -109,8 +109,8 @@ CREATE INDEX IF NOT EXISTS by_use ON responses (used_at, num_bytes);
 class FileStore:
     """Records in an SQLite database, which the replicas of one machine may share.
 
-    Each call opens the database for itself, in a thread: nothing is held between calls, by
-    whichever process. The file is its owner's alone.
+    Each call opens the database in a thread, so no process holds a connection or a lock between
+    calls. Only the file's owner can read and write it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FileStore:
         max_bytes: int = MAX_FILE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make the database unless it is there. Raises ConfigError."""
+        """Create the database if it does not exist. Raises ConfigError."""
         self._path = path
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
@@ -138,7 +138,7 @@ class FileStore:
             ) from error
 
     async def get(self, response_id: str) -> bytes | None:
-        """Return what is kept, None if nothing is; its age begins anew."""
+        """Return a record, or None; reset the record's age."""
 
         def work(database: sqlite3.Connection, now: float) -> bytes | None:
             rows = database.execute(
@@ -150,7 +150,7 @@ class FileStore:
         return await self._in_thread(work)
 
     async def put(self, response_id: str, record: bytes) -> None:
-        """Keep a record; older ones give way if need be."""
+        """Store a record; evict older records if necessary."""
 
         def work(database: sqlite3.Connection, now: float) -> None:
             database.execute("DELETE FROM responses WHERE used_at <= ?", (now - self._ttl_s,))
@@ -163,7 +163,7 @@ class FileStore:
         await self._in_thread(work)
 
     async def delete(self, response_id: str) -> bool:
-        """Forget a record; whether there was one."""
+        """Delete a record; return whether it existed."""
 
         def work(database: sqlite3.Connection, now: float) -> bool:
             rows = database.execute(
@@ -178,7 +178,8 @@ class FileStore:
         excess = num_bytes - self._max_bytes
         if excess <= 0:
             return
-        # Each row with the bytes of all rows used before it: those are to go until it is enough.
+        # `before` is the size of all less recently used records: delete while it is below the
+        # excess.
         database.execute(
             "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, sum(num_bytes) OVER "
             "(ORDER BY used_at, id) - num_bytes AS before FROM responses) WHERE before < ?)",
@@ -194,7 +195,7 @@ class FileStore:
 
     @contextmanager
     def _open(self) -> Generator[sqlite3.Connection, None, None]:
-        """Open the database for one transaction, which an exception undoes."""
+        """Open the database for one transaction; an exception rolls it back."""
         database = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)
         try:
             with database:
@@ -204,7 +205,7 @@ class FileStore:
 
 
 def store_of(config: ServeConfig) -> ResponseStore | None:
-    """Return the configured store; None where nothing is to be kept. Raises ConfigError."""
+    """Return the configured store; None if responses are not stored. Raises ConfigError."""
     name, ttl_s = config.api.response_store, config.api.response_ttl_s
     if name == "none":
         return None

@@ -1,4 +1,4 @@
-"""A body of /v1/responses as the body of a chat; faults of the latter in words of the former."""
+"""Converts a body of /v1/responses to a chat body; errors name the fields of /v1/responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RENAMES = renames(
     (r"^reasoning_effort", "reasoning.effort"),
     (r"^(tools\[\d+\])\.function", r"\1"),
 )
-# Fields that mean the same in both.
+# Fields with the same meaning in both bodies.
 _SAME = (
     "model",
     "stream",
@@ -45,9 +45,9 @@ _SAME = (
 
 
 def chat_body(body: ResponsesBody, earlier: Iterable[Item]) -> ChatBody:
-    """Return the chat that a body asks for.
+    """Return the chat body of a request.
 
-    earlier:  items of the conversation that it continues
+    earlier:  earlier items of the conversation
     Raises InvalidRequest.
     """
     chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
@@ -104,10 +104,10 @@ def _format(text_format: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Return items as messages.
+    """Return the messages of items.
 
-    Consecutive reasoning, text and calls of the assistant are one message; instructions and the
-    system messages that follow them are one too, since many templates take no second.
+    Consecutive assistant reasoning, text and calls become one message. Instructions and the system
+    message after them also become one, since many templates accept no second system message.
     """
     messages: list[dict[str, Any]] = []
     if instructions is not None:
@@ -135,7 +135,7 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
         messages.append({"role": role, "content": text})
 
 
-# Of one turn of the assistant, in this order; whatever is out of order begins another.
+# Order of items within one assistant message; an item out of order begins another message.
 _TURN = {"reasoning": 0, "message": 1, "function_call": 2}
 
 
@@ -166,7 +166,7 @@ def _text(texts: tuple[str, ...] | None, *, between: str = "\n") -> str:
 
 
 def as_written(item: Item, ids: ItemIds) -> dict[str, Any]:
-    """Return an item of the input as it is kept and shown."""
+    """Return an input item in the form that is stored and returned."""
     written: dict[str, Any] = {"id": item.id or ids.new(item.type), "type": item.type}
     if item.type == "message":
         kind = "output_text" if item.role == "assistant" else "input_text"
