@@ -1,4 +1,4 @@
-"""OpenAI's request bodies, with the extra fields that vLLM and SGLang clients send."""
+"""OpenAI's request bodies, with the extra fields of vLLM and SGLang clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PromptInput = str | list[int]
 
 
 def check_prompt(value: Any) -> list[PromptInput]:
-    """Bring the four forms of `prompt` (text, texts, ids, lists of ids) into one: a list."""
+    """Return `prompt` as a list, from any of its four forms (text, texts, ids, lists of ids)."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -117,7 +117,7 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     echo: Annotated[Any, only(False)] = None
-    # Whether the answer holds the reasoning; whether apart from the text; whether it is streamed.
+    # Whether the response includes the reasoning, keeps it apart from the text, and streams it.
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
@@ -139,7 +139,7 @@ class CompletionBody(OpenAIBody, ConstraintBody):
 
 
 class TokenizeBody(TemplateBody):
-    """Body of /tokenize: a prompt (or several), or a conversation."""
+    """Body of /tokenize: one or several prompts, or a conversation."""
 
     model: str | None = None
     prompt: Any = None
@@ -175,7 +175,7 @@ def _check_tokens(value: Any) -> Any:
 
 
 class DetokenizeBody(Body):
-    """Body of /detokenize: ids, or several lists of them."""
+    """Body of /detokenize: one or several lists of ids."""
 
     model: str | None = None
     tokens: Annotated[Any, PlainValidator(_check_tokens), WithJsonSchema({"type": "array"})]

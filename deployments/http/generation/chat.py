@@ -1,7 +1,7 @@
 """Conversations: from a body to a checked request for the engine.
 
-Every chat API translates its body into a ChatBody, which is checked here, once, and writes the
-replies in its own format.
+Every chat API translates its body into a ChatBody, which is checked here, once, and formats the
+replies itself.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from remora.engine.types import Grammar, Request, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
-    """One checked conversation, in no API's format.
+    """A checked conversation, independent of the API's format.
 
-    prompt:        the conversation as the template renders it
-    make_parser:   of one reply's text
-    counts_calls:  whether a reply that calls tools ends with `tool_calls`
+    prompt:        the conversation as rendered by the template
+    make_parser:   makes the parser of one reply's text
+    counts_calls:  whether a reply with tool calls has the finish reason `tool_calls`
     """
 
     body: ChatBody
@@ -56,16 +56,16 @@ class PreparedChat:
 
     @property
     def prompt_ids(self) -> Sequence[int]:
-        """The prompt's tokens."""
+        """The token ids of the prompt."""
         return self.request.prompt_ids
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are sampled."""
+        """The sampling parameters."""
         return self.request.sampling
 
     def replies(self) -> Replies:
-        """Return a reader of the request's outputs."""
+        """Return an empty set of replies for the request's outputs."""
         n = self.sampling.n
         return Replies(1, n, self.make_parser, counts_calls=self.counts_calls)
 
@@ -111,7 +111,7 @@ async def _grammar(server: ServerState, body: ChatBody, use: ToolUse) -> Grammar
 
 
 async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> PreparedChat:
-    """Check everything that can be checked before the engine is asked.
+    """Return the conversation after all checks that do not need the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -172,8 +172,8 @@ async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> Prepare
 def _with_room(
     server: ServerState, body: ChatBody, sampling: SamplingParams, num_prompt: int
 ) -> SamplingParams:
-    """Return the params with the model's own limit of output. Raises PromptTooLong and others."""
-    if not body.stream:  # a stream is written bit by bit
+    """Return the params with the default of max_tokens. Raises PromptTooLong and others."""
+    if not body.stream:  # a stream is written piece by piece
         check_scored(sampling, num_prompt, sampling.max_tokens or 0, "top_logprobs")
     check_room(num_prompt, sampling.max_tokens, server.plan, "messages")
     recommended = server.generation_defaults.get("max_tokens")

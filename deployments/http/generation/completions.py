@@ -1,4 +1,4 @@
-"""Prompts to continue: from a body to checked requests for the engine."""
+"""Text completions: from a body to checked requests for the engine."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def _sampling(server: ServerState, body: CompletionBody, max_tokens: int) -> Sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCompletion:
-    """One checked request with one or many prompts, in no API's format.
+    """A checked request with one or many prompts, independent of the API's format.
 
     prompts:   tokens of each prompt
-    shown:     text of each prompt, when the answer holds it; else empty
-    echoes:    text of each prompt, when the answer repeats it; else empty
-    n:         replies to each prompt in the answer, of the `sampling.n` that are generated
-    is_dry:    whether no output is wanted (echo with max_tokens 0): the engine still generates one
-               token, which is left out
+    shown:     text of each prompt if the response includes it, else empty
+    echoes:    text of each prompt if the response repeats it, else empty
+    n:         replies to each prompt in the response, out of `sampling.n` generated
+    is_dry:    whether no output is wanted (echo with max_tokens 0); the engine still generates one
+               token, which the response omits
     """
 
     body: CompletionBody
@@ -97,7 +97,7 @@ class PreparedCompletion:
 async def prepare_completion(
     server: ServerState, body: CompletionBody, rid: str
 ) -> PreparedCompletion:
-    """Check everything that can be checked without the engine.
+    """Return the request after all checks that do not need the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -167,7 +167,7 @@ def _task(server: ServerState, body: CompletionBody) -> list[int]:
 
 
 def _check_dry_room(num_prompt: int, limit: int) -> None:
-    """Raise PromptTooLong where there is no room for the token that is made and left out."""
+    """Raise PromptTooLong if there is no room for the one token that the response omits."""
     if num_prompt >= limit:
         message = (
             f"With max_tokens 0, the prompt may have at most {limit - 1} tokens here (one less "
@@ -184,7 +184,7 @@ def _larger(first: int | None, second: int | None) -> int | None:
 async def _echoes(
     server: ServerState, body: CompletionBody, prompts: Sequence[list[int]], cut: Cut | None
 ) -> list[str]:
-    """Return the prompts' texts; what was cut away is not repeated."""
+    """Return the text of each prompt, without truncated parts."""
     if cut is None:
         return await _texts(server, body.prompt)
     if body.truncate_prompt_tokens is not None:

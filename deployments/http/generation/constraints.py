@@ -1,10 +1,10 @@
-"""The constraint that a body puts on its output, under any of the names that clients know.
+"""The constraint on the output of a request, under any of the field names that clients use.
 
     OpenAI   response_format
     vLLM     structured_outputs, and before that guided_json, guided_regex, ...
     SGLang   regex, ebnf, json_schema, structural_tag
 
-One at most: two are a 400, and so is a constraint that cannot be held to.
+A body has at most one constraint: two are a 400, and so is a constraint that cannot be enforced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JSON = Constraint(kind=ConstraintKind.JSON_SCHEMA, source="{}")
 
 
 def _json_text(value: Any, param: str) -> str:
-    """Return JSON, given as an object or as text."""
+    """Return the JSON text of a value given as an object or as text."""
     if isinstance(value, str) and value.strip():
         return value
     if not isinstance(value, dict | bool):
@@ -132,7 +132,7 @@ _STRUCTURED: Mapping[str, _Reader] = MappingProxyType(
 
 
 def _structured_outputs(value: Any, param: str) -> Constraint | None:
-    # vLLM's options of its backends; only the first asks for what is done anyway.
+    # vLLM's backend options: false is their default and needs nothing; any other value is refused.
     _refuse_beside({k: v for k, v in value.items() if v is not False}, param, *_STRUCTURED)
     found = _read(value, _STRUCTURED, f"{param}.")
     return None if found is None else found[0]
@@ -184,7 +184,7 @@ _Schema = Annotated[Any, WithJsonSchema({"type": ["object", "string"]})]
 
 
 class ConstraintBody(Body):
-    """Fields that put a constraint on the output."""
+    """Fields that constrain the output."""
 
     response_format: _Object = None
     structured_outputs: _Object = None
@@ -202,10 +202,10 @@ class ConstraintBody(Body):
 
 
 def constraint_of(body: Body, *, prefix: str = "") -> tuple[Constraint, str] | None:
-    """Return the constraint in a body, and the name of the field that it stands in.
+    """Return the constraint of a body, and the name of its field.
 
-    body:    any of `ConstraintBody`'s fields may be missing
-    prefix:  of the names in errors
+    body:    may lack any of `ConstraintBody`'s fields
+    prefix:  precedes the field names in errors
 
     Raises InvalidRequest.
     """
@@ -217,8 +217,8 @@ async def grammar_of(
 ) -> Grammar | None:
     """Return the compiled constraint of a body, if there is one. Raises InvalidRequest.
 
-    use:  tools of the request. Where calling them is free, what is held to the constraint is a
-          reply that is no calls; where calls are forced, it says nothing of this reply.
+    use:  tools of the request. If calls are optional, the constraint holds for a reply without
+          calls; if calls are forced, the constraint is ignored.
     """
     _check_backend(server, getattr(body, "guided_decoding_backend", None), prefix)
     found = None if use.is_forced else constraint_of(body, prefix=prefix)
@@ -244,7 +244,7 @@ async def _compile(server: ServerState, answer: Constraint, param: str, use: Too
         if both is not None:
             return await server.grammars.compile(both, param="tools")
     except (ConstraintError, InvalidRequest):
-        # Alone, the answer's constraint says what is wrong with it, if it is that.
+        # Compiled alone, a faulty constraint raises an error of its own, which takes precedence.
         await server.grammars.compile(answer, param=param)
         raise
     raise _cannot_choose(param, f"the tool-call format {server.formats.tool_format_name}")
@@ -266,7 +266,7 @@ def _check_backend(server: ServerState, asked: str | None, prefix: str) -> None:
 
 
 def _is_best_effort(response_format: Any) -> bool:
-    """Whether a schema is a wish: OpenAI's `strict: false`."""
+    """Return whether a schema is best effort: OpenAI's `strict: false`."""
     schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
     return isinstance(schema, dict) and schema.get("strict") is False
 

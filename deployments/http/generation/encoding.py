@@ -1,5 +1,6 @@
-"""Text to ids for all requests of a replica: off the event loop where it takes long, and on demand
-what comes at the same time together.
+"""Tokenisation for all requests of a replica.
+
+Long texts are tokenised off the event loop; texts of concurrent requests can be batched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A text that waits for others to be tokenised with it."""
+    """A text that waits for its batch."""
 
     text: str
     special: bool
@@ -30,11 +31,11 @@ class _Waiting:
 
 
 class Encoder:
-    """Tokenises for many requests at a time.
+    """Tokeniser of many concurrent requests.
 
-    num_threads:   of texts that are long; None = Python's own for such work
-    batch_size:    most texts that are tokenised in one call; 1 = those of different requests apart
-    batch_wait_s:  how long a text waits for others
+    num_threads:   threads for long texts; None = Python's default executor
+    batch_size:    most texts tokenised in one call; 1 = no batches across requests
+    batch_wait_s:  longest time that a text waits for its batch
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Encoder:
 
     @classmethod
     def configured(cls, tokenizer: Tokenizer, api: ApiSection) -> Encoder:
-        """Return what the configuration asks for."""
+        """Return the encoder of a configuration."""
         return cls(
             tokenizer,
             num_threads=api.tokenizer_threads,
@@ -71,7 +72,7 @@ class Encoder:
         return await self._now(texts, add_special_tokens)
 
     async def off_loop_if(self, is_long: bool, work: Callable[[], ResultT]) -> ResultT:
-        """Do some work, in a thread if it takes long."""
+        """Run `work`, in a thread if it takes long."""
         if not is_long:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -94,10 +95,10 @@ class Encoder:
         return await asyncio.gather(*(one.ids for one in mine))
 
     def _send(self, expected: _Waiting) -> None:
-        """Tokenise what waits, unless who is expected among it has gone already."""
+        """Tokenise all waiting texts, unless the batch of `expected` has been sent already."""
         if expected not in self._waiting:
             return
-        batch = [one for one in self._waiting if not one.ids.done()]  # else it was cancelled
+        batch = [one for one in self._waiting if not one.ids.done()]  # a done future was cancelled
         self._waiting = []
         for special in (False, True):
             part = [one for one in batch if one.special is special]
@@ -110,11 +111,11 @@ class Encoder:
         try:
             all_ids = await self._now([one.text for one in batch], special)
         except Exception as error:
-            # A boundary: each request has it as its own.
+            # A boundary: every request of the batch gets the error.
             for one in batch:
                 if not one.ids.done():
                     one.ids.set_exception(error)
             return
         for one, ids in zip(batch, all_ids, strict=True):
-            if not one.ids.done():  # else its request was cancelled
+            if not one.ids.done():  # a done future was cancelled
                 one.ids.set_result(ids)

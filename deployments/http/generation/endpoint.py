@@ -1,4 +1,4 @@
-"""An endpoint that generates: how a body is read, how it becomes a job, how the job runs.
+"""A generating endpoint: how a body is parsed, becomes a job, and runs.
 
     body -> model (fields.parse) -> job (checked, tokenised) -> outputs (RequestTracker) -> answer
 
@@ -24,9 +24,9 @@ from remora.deployments.http.generation.server_state import ServerState
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[BodyT]):
-    """How one API's bodies become jobs.
+    """How bodies of one API become jobs.
 
-    dialect:  returns the wire format of the answer to a body; None = that of the path
+    dialect:  returns the wire format of the response to a body; None = the format of the path
     kind:     what is generated: a reply to a conversation, the continuation of a prompt, or
               vectors and scores; any = `prepare` refuses what the server does not offer
     """
@@ -37,7 +37,7 @@ class Endpoint(Generic[BodyT]):
     kind: Literal["chat", "completion", "pooling", "any"] = "chat"
 
     async def job(self, server: ServerState, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
-        """Return the job of a body, and headers that report fields left out of it.
+        """Return the job of a body, and the headers that report ignored fields.
 
         Raises RequestError.
         """
@@ -77,15 +77,15 @@ def _other_task(task: Task) -> str:
 
 
 async def run(server: ServerState, job: Job) -> Any:
-    """Run a job to its end and return the whole answer."""
+    """Run a job to its end and return the whole response."""
     async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
         return await job.result(outputs)
 
 
 async def open_outputs(server: ServerState, job: Job, held: AsyncExitStack) -> OutputStream:
-    """Start a job whose answer is streamed; returns once there is a first output.
+    """Start a streamed job; return once there is a first output.
 
-    held:  closes the outputs, also where the task that opens them is cancelled as it ends
+    held:  closes the outputs, even if the task that opens them is cancelled at that moment
     """
     interval = server.config.api.stream_interval_tokens
     outputs = await server.calls.open(job.rid, job.requests, interval_tokens=interval)
@@ -94,7 +94,7 @@ async def open_outputs(server: ServerState, job: Job, held: AsyncExitStack) -> O
 
 
 async def stream(server: ServerState, job: Job) -> AsyncGenerator[dict[str, Any], None]:
-    """Run a job and yield its chunks."""
+    """Run a job and yield the chunks of its response."""
     async with AsyncExitStack() as held:
         outputs = await open_outputs(server, job, held)
         writer = job.writer()

@@ -1,4 +1,4 @@
-"""A checked request of any API: what the engine gets, and what its outputs become."""
+"""A checked request of any API: requests for the engine, and the response from their outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from remora.engine.types import Request
 class Job(ABC):
     """One checked request.
 
-    rid:       the caller's name of the request, or one that was drawn
+    rid:       name of the request, from the caller or generated
     requests:  one for each prompt
-    streams:   whether the client wants chunks
+    streams:   whether the response is streamed
     """
 
     rid: str
@@ -26,8 +26,8 @@ class Job(ABC):
 
     @abstractmethod
     async def result(self, outputs: OutputStream) -> Any:
-        """Return the whole answer."""
+        """Return the whole response."""
 
     def writer(self) -> ChunkWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of a streamed response."""
         raise NotImplementedError("this API does not stream")

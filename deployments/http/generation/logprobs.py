@@ -1,7 +1,7 @@
-"""Log-probabilities in the shapes of the dialects.
+"""Log-probabilities in the formats of the dialects.
 
-A token's text is what the tokenizer shows for the id alone; the bytes of a character may be spread
-over several tokens, whose texts then hold U+FFFD. JSON has no -inf: it becomes -9999.
+A token's text is the decoded text of that id alone; if the bytes of a character are spread over
+several tokens, their texts contain U+FFFD. JSON has no -inf: it becomes -9999.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 LOWEST = -9999.0
-# Log-probabilities of one request: a few seconds of writing, tens of MB of JSON.
+# Limit on the log-probabilities of one request: a few seconds of writing, tens of MB of JSON.
 MAX_ENTRIES = 2**20
-# Where every event of a stream repeats all before it.
+# The same limit for streams in which every event repeats all earlier log-probabilities.
 MAX_REPEATED_ENTRIES = 2**15
 
 LogprobEntry = TokenLogprob | None
 
 
 def finite(logprob: float) -> float:
-    """Return the number as JSON can hold it."""
-    # Written so that NaN takes the second branch.
+    """Return the log-probability as a number that JSON can hold."""
+    # The order of the comparison sends NaN to the second branch.
     return logprob if logprob > LOWEST else LOWEST
 
 
 def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: bool = False) -> None:
-    """Raise InvalidRequest if the log-probabilities that a request may get are too many.
+    """Raise InvalidRequest if a request may get too many log-probabilities.
 
-    num_tokens:   all tokens, of prompts and outputs, that may get them
+    num_tokens:   tokens of prompts and outputs that may get log-probabilities
     top:          likely tokens reported with each token
-    is_repeated:  whether every event of a stream holds them all
+    is_repeated:  whether every event of a stream repeats all of them
     """
     limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
     num_entries = num_tokens * (top + 1)
@@ -51,9 +51,9 @@ def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: boo
 
 
 def check_scored(sampling: SamplingParams, num_prompt: int, num_output: int, param: str) -> None:
-    """Raise InvalidRequest if an answer in one piece may hold too many log-probabilities.
+    """Raise InvalidRequest if a whole response may hold too many log-probabilities.
 
-    num_prompt, num_output:  tokens of one of the n, over all prompts
+    num_prompt, num_output:  tokens of all prompts together, for one of the n outputs
     param:                   the caller's name of `sampling.logprobs`
     """
     num_tokens = 0 if sampling.logprobs is None else num_output
@@ -66,28 +66,28 @@ def check_scored(sampling: SamplingParams, num_prompt: int, num_output: int, par
 class TextOffsets:
     """Where the text of each token begins, in characters of a growing answer.
 
-    A character counts for the token that completes it; special tokens that the answer does not
-    show count for nothing.
+    A character belongs to the token that completes it; special tokens that the answer omits have no
+    length.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, shows_special: bool) -> None:
-        """Begin at the start; `shows_special` is about the output, not the prompt."""
+        """Start at offset 0; `shows_special` applies to the output, not to the prompt."""
         self._tokenizer = tokenizer
         self._shows_special = shows_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._end = 0
 
     def of_prompt(self, token_ids: Iterable[int], echo: str) -> list[int]:
-        """Return the offsets of a prompt's tokens in `echo`, its text as the answer repeats it."""
+        """Return the offsets of a prompt's tokens in `echo`, its text in the answer."""
         offsets = []
         for token_id in token_ids:
             offsets.append(min(self._end, len(echo)))
             if self._is_special(token_id) and not echo.startswith(
                 self._tokenizer.token_text(token_id), self._end
             ):
-                continue  # put there by the tokenizer, as a BOS is
+                continue  # added by the tokenizer, such as a BOS
             text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
-            # Some tokenizers write a space in front of a text.
+            # Some tokenizers put a space before a text.
             is_added_space = self._end == 0 and text.startswith(" ") and not echo.startswith(" ")
             self._end += len(text) - is_added_space
         self._end = len(echo)
@@ -107,14 +107,14 @@ class TextOffsets:
 
 
 class LogprobWriter:
-    """Writes log-probabilities with a tokenizer's texts, or with ids as `token_id:N`."""
+    """Writes log-probabilities with the texts of the tokens, or with `token_id:N` for each."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def token(self, token_id: int) -> str:
-        """Return what stands for a token."""
+        """Return the text or `token_id:N` of a token."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def chat(self, lines: Iterable[TokenLogprob]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class LogprobWriter:
         }
 
     def offsets(self, *, shows_special: bool) -> TextOffsets:
-        """Return the offsets of a new answer, for `completion`."""
+        """Return a TextOffsets for a new answer, to use with `completion`."""
         return TextOffsets(self._tokenizer, shows_special=shows_special)
 
     def completion(
@@ -144,7 +144,7 @@ class LogprobWriter:
     ) -> dict[str, Any]:
         """Return `logprobs` of a text choice.
 
-        lines:    one for each id; None where there is none (a prompt's first token)
+        lines:    one for each id; None = not available (a prompt's first token)
         offsets:  where the text of each id begins
         """
         return {
@@ -155,7 +155,7 @@ class LogprobWriter:
         }
 
     def _top(self, line: TokenLogprob) -> dict[str, float]:
-        # Two ids can have the same text: the likelier one, which comes first, keeps its place.
+        # Two ids can have the same text: the likelier one, which comes first, is kept.
         top: dict[str, float] = {}
         for token_id, logprob in line.top:
             top.setdefault(self.token(token_id), finite(logprob))
@@ -187,7 +187,7 @@ class LogprobWriter:
     def native_top(
         self, lines: Sequence[LogprobEntry], *, with_text: bool
     ) -> list[list[Any] | None]:
-        """Return the most likely tokens of each place, as `native` writes them."""
+        """Return the most likely tokens at each position, in the format of `native`."""
         return [
             [self._native_entry(*entry, with_text=with_text) for entry in line.top]
             if line

@@ -1,4 +1,4 @@
-"""Messages of a chat, as clients send them and as chat templates expect them."""
+"""Chat messages, as clients send them and as chat templates expect them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from remora.deployments.http.core.fields import Body, fault, unsupported_part
 from remora.deployments.http.core.wire import parse_json
 
 MAX_CALLS = 128
-# OpenAI's names of functions, and dots, which names of MCP tools have. OpenAI takes 64 characters,
-# Anthropic 128: every dialect becomes a chat body, and a longer name does no harm in any.
+# OpenAI's function names, plus dots for names of MCP tools. OpenAI allows 64 characters, Anthropic
+# 128: every dialect becomes a chat body, and a longer name does no harm in any.
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -28,7 +28,7 @@ _MEDIA_PARTS = ("image_url", "input_audio", "video_url", "audio_url", "file", "i
 
 
 def _check_content(value: Any) -> str | None:
-    """Return the text of a message; parts are joined by newlines."""
+    """Return the text of a message, its parts joined by newlines."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -50,7 +50,7 @@ def _check_part(part: Any) -> str:
 
 
 def _check_arguments(value: Any) -> dict[str, Any]:
-    """Return the object that the arguments of a call are, whose JSON text clients send."""
+    """Return the arguments of a call as an object; clients send its JSON text."""
     if isinstance(value, str):
         try:
             value = parse_json(value.encode()) if value.strip() else {}
@@ -72,7 +72,7 @@ CallId = Annotated[str, Field(max_length=256)]
 
 
 class CalledFunction(Body):
-    """What a call of an earlier turn called."""
+    """The function and arguments of a call in an earlier turn."""
 
     name: ToolName
     arguments: Arguments = Field(default_factory=dict)
@@ -105,7 +105,7 @@ class Message(Body):
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_CALLS)] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: CallId | None = None
-    # Fields of OpenAI's answers that clients send back.
+    # Response fields of OpenAI that clients send back.
     annotations: list[Any] | None = None
     audio: Any = None
 
@@ -130,12 +130,12 @@ class Message(Body):
 
     @property
     def reasoning_text(self) -> str | None:
-        """The assistant's reasoning, under either name."""
+        """The assistant's reasoning, from either field."""
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
     @property
     def calls(self) -> list[MessageCall]:
-        """Tool calls, the one of the old way included."""
+        """The tool calls, including the deprecated `function_call`."""
         if self.function_call is not None:
             return [MessageCall(function=self.function_call)]
         return self.tool_calls or []
@@ -157,7 +157,7 @@ class Message(Body):
 
     @property
     def num_chars(self) -> int:
-        """Characters that the message brings along, about."""
+        """The approximate number of characters in the message."""
         texts = (self.content, self.refusal, self.reasoning_text)
         num_called = sum(len(str(call.function.arguments)) for call in self.calls)
         return sum(len(text) for text in texts if text) + num_called

@@ -1,7 +1,7 @@
-"""From texts, messages and ids to prompt ids, within the model's context.
+"""Prompts: from texts, messages and ids to token ids within the model's context.
 
-Long inputs are tokenised off the event loop, and texts that cannot fit are refused by their
-length in characters before they are tokenised at all.
+Long inputs are tokenised off the event loop. A text whose length in characters shows that it cannot
+fit is refused before it is tokenised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from remora.deployments.http.generation.server_state import ServerState
     from remora.engine.tokens.tokenizer import Tokenizer
 
-# Tokens at a cut may differ from those of the whole text; so many more are made and then dropped.
+# Tokens near a cut may differ from those of the whole text, so this many more are computed and
+# then dropped.
 _CUT_MARGIN_TOKENS = 64
 
 Side = Literal["head", "center", "tail"]
@@ -32,20 +33,20 @@ Side = Literal["head", "center", "tail"]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How much of a prompt is kept, and which side of it is dropped."""
+    """How many tokens of a prompt are kept, and which side is dropped."""
 
     num_tokens: int
     drops: Side = "head"
 
     def of(self, ids: list[int]) -> list[int]:
-        """Return what is kept."""
+        """Return the ids that are kept."""
         if len(ids) <= self.num_tokens:
             return ids
         first, last = self._kept(self.num_tokens)
         return ids[:first] + ids[len(ids) - last :]
 
     def of_text(self, text: str, tokenizer: Tokenizer) -> str:
-        """Return a part of a text that holds the tokens to be kept."""
+        """Return a part of a text that is sure to hold the kept tokens."""
         first, last = self._kept(self.num_tokens)
         margin = _CUT_MARGIN_TOKENS
         first_chars = (first + margin) * tokenizer.max_token_chars if first else 0
@@ -61,13 +62,13 @@ class Cut:
 
 
 def usual_cut(server: ServerState, max_tokens: int | None) -> Cut | None:
-    """Return how prompts are cut that leave no room for the output, if the operator wants it."""
+    """Return the operator's truncation of prompts that leave no room for the output, if any."""
     drops = server.config.api.prompt_truncation
     return None if drops == "none" else Cut(_room(server.plan, max_tokens), drops)
 
 
 def cut_of(body: OpenAIBody, server: ServerState, max_tokens: int | None) -> Cut | None:
-    """Return how prompts are cut, if they are. Raises InvalidRequest."""
+    """Return the truncation of a body's prompts, if any. Raises InvalidRequest."""
     wanted, plan = body.truncate_prompt_tokens, server.plan
     if wanted is None:
         if body.truncation_side is not None:
@@ -110,9 +111,9 @@ async def encode(
 async def render(
     server: ServerState, messages: list[Message], options: TemplateBody, *, is_cut: bool = False
 ) -> str:
-    """Return a conversation as the model's template writes it.
+    """Return a conversation as rendered by the model's chat template.
 
-    is_cut:  whether what is too long will be cut, and is not refused
+    is_cut:  whether a prompt that is too long is truncated instead of refused
 
     Raises InvalidRequest and PromptTooLong.
     """
@@ -153,7 +154,8 @@ async def prompt_ids(
 ) -> list[list[int]]:
     """Return the ids of each prompt, given as text or ids.
 
-    before:  what stands before each; special tokens of the beginning are in it
+    before:  ids put before each prompt, with the special tokens of the beginning
+
     Raises InvalidRequest and PromptTooLong.
     """
     if before:
@@ -170,7 +172,7 @@ async def prompt_ids(
     for prompt, ids in zip(prompts, all_ids, strict=True):
         if not ids:
             raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
-        # A longer list is refused for its length; no need to look at each id.
+        # A longer list is refused for its length, so its ids need no check.
         if not isinstance(prompt, str) and len(ids) <= server.plan.max_sequence_tokens:
             check_vocabulary(ids, server.tokenizer.vocab_size, param)
     return [before + ids for ids in all_ids] if before else all_ids

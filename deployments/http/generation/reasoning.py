@@ -1,4 +1,4 @@
-"""Whether and how much the model thinks, as a chat body says it, in the template's own words."""
+"""Reasoning switches and effort of a chat body, as variables of the chat template."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(tokenizer: Tokenizer, body: TemplateBody) -> Mapping[str, Any]:
-    """Return the template's variables; an effort becomes what the template understands of it.
+    """Return the variables of the template, with the effort in the form that it supports.
 
-    A template that knows degrees gets the degree. One that knows only on and off thinks with any
-    effort but `none`. Raises InvalidRequest where an effort would change nothing.
+    A template with effort levels gets the level. A template with only a switch reasons at any
+    effort except `none`. Raises InvalidRequest if an effort would have no effect.
     """
     given = body.chat_template_kwargs or {}
     _check_documents(tokenizer, body)
@@ -50,7 +50,7 @@ def _check_documents(tokenizer: Tokenizer, body: TemplateBody) -> None:
 
 
 def check_effort(server: ServerState, body: ChatBody, prompt: str) -> None:
-    """Raise InvalidRequest if reasoning is to be switched off and cannot be."""
+    """Raise InvalidRequest if reasoning should be off but cannot be switched off."""
     if body.reasoning_effort != EFFORT_OFF:
         return
     formats, continues = server.formats, bool(body.continue_final_message)
@@ -61,9 +61,9 @@ def check_effort(server: ServerState, body: ChatBody, prompt: str) -> None:
 
 
 def opened(formats: ReplyFormats, body: ChatBody, prompt: str, *, is_held: bool) -> str:
-    """Return the prompt with reasoning opened, where the request depends on it.
+    """Return the prompt, with reasoning opened if the request depends on it.
 
-    is_held:  whether a grammar holds for what follows the reasoning
+    is_held:  whether a grammar constrains the text after the reasoning
 
     Raises InvalidRequest for a reasoning budget of a model without reasoning.
     """

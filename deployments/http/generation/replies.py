@@ -1,6 +1,6 @@
-"""What the outputs of a request have become so far: text, reasoning, tool calls, tokens and usage.
+"""The replies of a request so far: text, reasoning, tool calls, tokens and usage.
 
-Every API reads the engine's outputs here and writes the replies in its own format.
+Every API collects the engine's outputs here and formats the replies itself.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Reply:
     parser:                None = all text is the answer
     counts_calls:          whether a reply that stops after tool calls ends with `tool_calls`
     texts, reasoning:      pieces of the answer, and of the reasoning before it
-    num_reasoning_tokens:  set once the reply has ended
-    written:               log-probabilities in an API's format so far, by the name of their field
+    num_reasoning_tokens:  set at the end of the reply
+    written:               log-probabilities in an API's format so far, by field name
     """
 
     prompt: int
@@ -86,7 +86,7 @@ class Reply:
         return None if reason is None else reason.value
 
     def add(self, output: Output) -> list[ReplyEvent]:
-        """Append one output, and return what it means; text may lag behind the tokens."""
+        """Append one output and return its events; text may lag behind the tokens."""
         self.has_begun = True
         self.token_ids += output.token_ids
         self.num_output_tokens = output.num_output_tokens
@@ -125,7 +125,7 @@ class Reply:
 
 
 class Replies:
-    """All replies to a request, prompt after prompt.
+    """All replies of a request, ordered by prompt.
 
     make_parser:  called once for each reply; None = all text is the answer
     """
@@ -159,13 +159,13 @@ class Replies:
         return reply
 
     async def gather(self, outputs: AsyncIterable[tuple[int, Output]]) -> list[Reply]:
-        """Append all outputs until the request has ended, and return the whole replies."""
+        """Append all outputs until the request ends, and return the replies."""
         async for prompt, output in outputs:
             self.add(prompt, output)
         return self.all
 
     def number(self, reply: Reply) -> int:
-        """Return the position of a reply in the answer."""
+        """Return the index of a reply in the response."""
         return reply.prompt * self._n + reply.index
 
     async def each(self) -> AsyncGenerator[Reply, None]:
@@ -174,7 +174,7 @@ class Replies:
             yield reply
 
     def best(self, n: int) -> list[Reply]:
-        """Return the n replies to each prompt with the likeliest tokens, the best first."""
+        """Return the n replies to each prompt with the highest mean log-probability, best first."""
         if n == self._n:
             return self.all
         groups = (self.all[at : at + self._n] for at in range(0, len(self.all), self._n))
@@ -182,11 +182,11 @@ class Replies:
         return [reply for group in ranked for reply in group[:n]]
 
     def prompt_logprobs(self, reply: Reply) -> tuple[TokenLogprob | None, ...] | None:
-        """Return those of the reply's prompt; they arrive with its index 0."""
+        """Return the log-probabilities of the reply's prompt, which arrive with index 0."""
         return self.all[reply.prompt * self._n].prompt_logprobs
 
     def usage(self, prompt_lens: Sequence[int]) -> dict[str, Any]:
-        """Return OpenAI's usage object; each prompt counts once, whatever n."""
+        """Return OpenAI's usage object; each prompt counts once, whatever n is."""
         num_prompt = sum(prompt_lens)
         num_output = sum(reply.num_output_tokens for reply in self.all)
         num_cached = sum(reply.num_cached_tokens for reply in self.all[:: self._n])
@@ -206,7 +206,7 @@ def _mean_logprob(reply: Reply) -> float:
 
 
 async def with_pauses(items: Iterable[ItemT]) -> AsyncGenerator[ItemT, None]:
-    """Yield the items; other tasks run after each."""
+    """Yield the items and let other tasks run after each one."""
     for item in items:
         yield item
         await asyncio.sleep(0)

@@ -1,9 +1,8 @@
 """Running requests: from engine requests to one stream of outputs.
 
-One HTTP request (or request of a handle) may hold many prompts; their outputs interleave. Refusals
-are raised when it is opened, before any header is sent. Closing it, at any moment, aborts what is
-still running in the engine. Callers may give several requests the same name; the engine sees
-unique ids.
+One HTTP request (or request of a handle) may hold many prompts; their outputs interleave. Opening
+raises refusals before any header is sent. Closing, at any moment, aborts the sequences that still
+run in the engine. Callers may give several requests the same name; the engine sees unique ids.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _READY: Event = (0, Output(index=0, token_ids=(), text=""))
 
 
 class _Clock:
-    """Latencies and lengths of one request."""
+    """Measures latencies and lengths of one request."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -58,7 +57,7 @@ class _Clock:
 
 
 class _Intervals:
-    """Holds outputs back until a sequence has `num_tokens` new tokens; never its first and last."""
+    """Joins outputs of a sequence to `num_tokens` tokens; never delays its first and last."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -66,7 +65,7 @@ class _Intervals:
         self._begun: set[tuple[int, int]] = set()
 
     def take(self, prompt: int, output: Output) -> Output | None:
-        """Return what is due: this output, joined with those held back; None = nothing yet."""
+        """Return this output joined with the earlier ones if it is due; None = it is held back."""
         key = (prompt, output.index)
         whole = output if key not in self._held else _joined(self._held.pop(key), output)
         is_due = key not in self._begun or whole.finish_reason is not None
@@ -95,10 +94,10 @@ def _joined(first: Output, second: Output) -> Output:
 class RequestLimits:
     """Limits of a request.
 
-    timeout_s:        of the whole request; None = no limit
-    queue_timeout_s:  until its first step
-    max_sequences:    of one request
-    max_requests:     that run at once; None = any number
+    timeout_s:        limit on the whole request; None = no limit
+    queue_timeout_s:  limit on the time until its first step
+    max_sequences:    most sequences of one request
+    max_requests:     most concurrent requests; None = any number
     wait_when_busy:   whether a request over `max_requests` waits, up to `queue_timeout_s`
     """
 
@@ -121,7 +120,7 @@ class RequestLimits:
 
 
 class RequestTracker:
-    """Opens requests and knows which are open. `limits` may be replaced at any time.
+    """Opens requests and keeps track of them. `limits` may be replaced at any time.
 
     is_draining:  whether the replica is shutting down
     observers:    notified of each request
@@ -145,21 +144,21 @@ class RequestTracker:
         takes_place: bool = True,
         interval_tokens: int = 1,
     ) -> OutputStream:
-        """Submit all requests and wait for the first output of any; without requests, for none.
+        """Submit all requests, and wait for the first output if there are any requests.
 
-        rid:              names the whole request; each prompt is also known by its `request_id`
-        takes_place:      whether it counts against `max_requests`
-        interval_tokens:  outputs of a sequence are joined to so many tokens, but for the first
+        rid:              name of the whole request; the `request_id` of each prompt is a name too
+        takes_place:      whether the request counts towards `max_requests`
+        interval_tokens:  outputs of a sequence are joined to this many tokens, except for the first
 
-        Raises what the engine raises, InvalidRequest for a request that exceeds the server's
-        capacity, and RequestTimedOut.
+        Raises the engine's errors, InvalidRequest for a request that exceeds the server's capacity,
+        and RequestTimedOut.
         """
         wanted = sum(request.sampling.n for request in requests)
         self.check_size(wanted, "prompt" if len(requests) > 1 else "n")
         try:
             self._client.check_health()
         except EngineError as error:
-            # Not this request's failure: another replica, or this one's successor, can take it.
+            # Not a fault of the request: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
         numbered = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
         if len(numbered) == 1:
@@ -172,13 +171,13 @@ class RequestTracker:
         try:
             await self._wait_for_first(outputs, numbered)
         except BaseException:
-            # Also a caller that disconnected just after the first output arrived.
+            # This includes a caller that disconnected just after the first output arrived.
             await outputs.aclose()
             raise
         return outputs
 
     async def _wait_for_first(self, outputs: OutputStream, requests: Sequence[Request]) -> None:
-        """Wait until `outputs` is ready, but at most the queue timeout while all are queued."""
+        """Wait until `outputs` is ready, up to the queue timeout if all requests are queued."""
         timeout_s = self.limits.queue_timeout_s
         async with scoped_task(anext(outputs)) as ready:
             await asyncio.wait({ready}, timeout=timeout_s)
@@ -195,7 +194,7 @@ class RequestTracker:
         return all(waiting)
 
     def check_size(self, num_sequences: int, param: str) -> None:
-        """Raise InvalidRequest, which names `param`, for more sequences than allowed."""
+        """Raise InvalidRequest, which names `param`, if there are more sequences than allowed."""
         allowed = self.limits.max_sequences
         if num_sequences > allowed:
             raise InvalidRequest(
@@ -206,7 +205,7 @@ class RequestTracker:
             )
 
     async def abort(self, rid: str) -> int:
-        """Abort all requests and single prompts named `rid`; returns how many engine requests."""
+        """Abort requests and single prompts named `rid`; return the number of engine requests."""
         found = 0
         for request_id in tuple(self._open.get(rid, ())):
             found += await self._client.abort(request_id)
@@ -220,9 +219,9 @@ class RequestTracker:
         takes_place: bool,
         intervals: _Intervals | None,
     ) -> OutputStream:
-        """Yield _READY once there is a first output (or none is to come), then all outputs.
+        """Yield _READY at the first output (or at the end if there is none), then all outputs.
 
-        names:  the callers' names of the requests, each with their ids
+        names:  the callers' names of the requests, with the engine's ids of each
         """
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
@@ -269,7 +268,7 @@ class RequestTracker:
                     del self._open[name]
 
     def _merged(self, requests: Sequence[Request], timeout_s: float | None) -> OutputStream:
-        """Return the outputs of all requests, which end with RequestTimedOut after `timeout_s`."""
+        """Return the outputs of all requests; after `timeout_s` they raise RequestTimedOut."""
         if len(requests) == 1:
             outputs = _single(self._client.generate(requests[0]))
         else:
@@ -311,7 +310,7 @@ async def _merge(client: EngineClient, requests: Sequence[Request]) -> AsyncGene
                 async for output in outputs:
                     await queue.put((prompt, output))
         except Exception as error:
-            # A boundary: the error goes on in the consumer's task.
+            # A boundary: the consumer's task raises the error again.
             await queue.put(error)
         else:
             await queue.put(None)

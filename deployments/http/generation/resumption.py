@@ -1,9 +1,10 @@
-"""Resuming a stream on another replica after the replica that began it has failed.
+"""Resuming a stream on another replica after its replica has failed.
 
 Only for greedy or seeded answers of one sequence without log-probabilities, where the same tokens
-become the same bytes. A gateway collects the tokens of each piece together with its bytes. If the
+give the same bytes. A gateway collects the tokens of each chunk together with its bytes. If the
 replica fails, another one takes these tokens as its own output, writes the same bytes again, skips
-what the client has received, and continues. A checksum proves that the skipped bytes are the same.
+the bytes that the client has received, and continues. A checksum proves that the skipped bytes are
+the same.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from remora.engine.types import FinishReason, Request, Resumption, SamplingParam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The part of an answer that the client has received; at first, nothing.
+    """The part of an answer that the client has received; empty at first.
 
-    created:    creation time of the answer in seconds since 1970, which each piece holds
-    tokens:     tokens of each piece, as `note` wrote them
-    num_bytes:  of the body, comments left out
+    created:    creation time of the answer in seconds since 1970, which each chunk repeats
+    tokens:     tokens of each chunk, as passed to `note`
+    num_bytes:  length of the received body, without comments
     checksum:   CRC-32 of these bytes
     """
 
@@ -45,9 +46,9 @@ _context: ContextVar[_Context | None] = ContextVar("_context", default=None)
 
 
 def go_on_from(begun: Begun, note: Callable[[bytes], None]) -> None:
-    """Resume the running task's answer from there, if it can be resumed.
+    """Resume the running task's answer after `begun`, if it can be resumed.
 
-    note:  called with the tokens of each further piece
+    note:  called with the tokens of each further chunk
     """
     _context.set(_Context(begun, note))
 
@@ -59,12 +60,12 @@ def created_at() -> int:
 
 
 def must_repeat() -> bool:
-    """Return whether another replica must write the same bytes, so that chunks hold no times."""
+    """Return whether another replica must write the same bytes, so that chunks omit times."""
     return _context.get() is not None
 
 
 def resumable(request: Request) -> Request:
-    """Return the request, resumed where another replica stopped, if it can be resumed."""
+    """Return the request, resumed after the output of another replica if it can be resumed."""
     context = _context.get()
     if context is None or not _is_exact(request.sampling) or request.heal:
         return request

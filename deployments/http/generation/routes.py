@@ -1,4 +1,4 @@
-"""HTTP routes of endpoints: read the body, run the job, answer whole or streamed."""
+"""HTTP routes of endpoints: read the body, run the job, send the response whole or streamed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path that generates.
+    """The path of a generating endpoint.
 
-    body:  what is sent there, for the description of the API
+    body:  model of the request body, for the OpenAPI description
     """
 
     path: str
@@ -34,7 +34,7 @@ class Route:
 
 
 def generation_routes(server: ServerState, routes: Iterable[Route]) -> APIRouter:
-    """Return the router of endpoints that generate."""
+    """Return the router of all generating endpoints."""
     router = APIRouter(tags=["generation"])
     for route in routes:
         for method in route.methods:
@@ -62,12 +62,12 @@ def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
             whole = await while_connected(request, run(server, job))
             return JSONAnswer(await written(whole), headers=dict(headers))
         async with AsyncExitStack() as held:
-            # No header is sent before there is a first output to send with it.
+            # Headers are sent only once there is a first output.
             outputs = await while_connected(request, open_outputs(server, job, held))
             answer = EventStream(
                 outputs, job.writer(), dialect, request_id=request_id, headers=headers
             )
-            held.pop_all()  # the answer closes the outputs
+            held.pop_all()  # the response closes the outputs
         return answer
 
     return handle

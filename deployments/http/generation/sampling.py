@@ -1,7 +1,7 @@
-"""From a request's fields to SamplingParams: explicit value, else the model's, else neutral.
+"""SamplingParams from a request's fields: explicit value, else the model's default, else neutral.
 
-"Not given" is None all the way: a field that a client left out never competes with the default
-that the model's authors recommend in its generation_config.
+An omitted field stays None throughout, so that it never competes with the default that the model's
+authors recommend in its generation_config.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def sampling_params(
     prefix: str = "",
     **given: Any,
 ) -> SamplingParams:
-    """Return how the tokens of one request are chosen.
+    """Return the SamplingParams of one request.
 
     defaults:  the model's generation_config
-    given:     what each dialect calls differently: max_tokens, min_tokens, seed, logprobs, ...
-    names:     our names of parameters -> the caller's; the others get `prefix`
+    given:     parameters whose field names differ by dialect: max_tokens, min_tokens, seed, ...
+    names:     parameter -> the caller's field name; other parameters get `prefix`
 
     Raises InvalidSampling and InvalidRequest, with the caller's names.
     """
@@ -110,19 +110,19 @@ def openai_sampling(
 
 
 def _runs(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the runs of tokens by which words are written, at the start of a line and within."""
+    """Return the token sequences of the words, both at the start of a line and after a space."""
     texts = [text for word in words for text in (word, f" {word.lstrip()}")]
     runs = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     return tuple(dict.fromkeys(run for run in runs if run))
 
 
 def as_seed(seed: int | None) -> int | None:
-    """Map any 64-bit seed, signed or not, onto the engine's range; equal seeds stay equal."""
+    """Return any 64-bit seed, signed or not, in the engine's range; equal seeds stay equal."""
     return None if seed is None else seed & MAX_SEED
 
 
 def check_vocabulary(ids: Collection[int], vocab_size: int, param: str) -> None:
-    """Raise InvalidRequest if one of the ids is no token of the model."""
+    """Raise InvalidRequest if one of the ids is outside the vocabulary."""
     bad = min(ids, default=0)
     if bad >= 0:
         bad = max(ids, default=0)
@@ -132,6 +132,6 @@ def check_vocabulary(ids: Collection[int], vocab_size: int, param: str) -> None:
 
 
 def may_heal(server: ServerState, sampling: SamplingParams, grammar: Grammar | None) -> bool:
-    """Return whether the last token of a prompt given as text is generated anew."""
+    """Return whether the last token of a text prompt is generated anew."""
     is_free = grammar is None and sampling.prompt_logprobs is None
     return server.config.grammar.token_healing and is_free

@@ -1,4 +1,4 @@
-"""The state that request handlers share: the engine, the tokenizer, metrics, limits, ..."""
+"""The state shared by request handlers: engine, tokenizer, metrics, limits and more."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ModelServer(Protocol):
 
     @property
     def plan(self) -> EnginePlan:
-        """The plan that the engine runs."""
+        """The engine's plan."""
         ...
 
     @property
@@ -86,12 +86,12 @@ class ModelServer(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters that are served."""
+        """The served adapters."""
         ...
 
     @property
     def exchange(self) -> WeightUpdate | None:
-        """How weights are replaced; None = they are not."""
+        """The functions that replace weights; None = weights cannot be replaced."""
         ...
 
     @property
@@ -107,10 +107,10 @@ class ModelServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolingSide:
-    """A pooling model.
+    """The text side of a pooling model.
 
     framer:    turns texts into rows; None = there is no tokenizer
-    template:  how a generating reranker reads a pair; None = as the tokenizer frames pairs
+    template:  pair template of a generating reranker; None = the tokenizer frames pairs
     """
 
     facts: PoolingFacts
@@ -131,10 +131,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request.
+    """The sender of a request.
 
-    owner:   owner of what the request creates
-    viewer:  owner of what the request may see; None = of everything
+    owner:   owner of the objects that the request creates
+    viewer:  owner of the objects that the request may see; None = all owners
     """
 
     owner: str = ""
@@ -143,7 +143,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """Everything a request handler needs."""
+    """The state that request handlers need."""
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -211,7 +211,7 @@ class ServerState:
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
-        """Defaults of parameters that a request leaves out."""
+        """Defaults of parameters that a request omits."""
         return self.settings.generation_defaults
 
     def adopt(self, config: ServeConfig) -> None:
@@ -225,14 +225,14 @@ class ServerState:
         return replace(self, caller=Caller(owner, viewer))
 
     def part(self, kind: type[PartT], make: Callable[[ServeConfig], PartT]) -> PartT:
-        """Return the one object of this type that an API keeps here, made when first asked for."""
+        """Return the API's single object of this type, created at the first call."""
         if kind not in self._parts:
             self._parts[kind] = make(self.config)
         found: PartT = self._parts[kind]
         return found
 
     async def model(self, name: str | None, param: str = "model") -> ServedModel:
-        """Return the model of a name; None = the base model. Raises UnknownModel."""
+        """Return the model of this name; None = the base model. Raises UnknownModel."""
         base = self.plan.served_model_name
         if name is None or name == base:
             return ServedModel(base, 0)
@@ -255,7 +255,7 @@ class ServerState:
 
     @property
     def rejects_unknown_fields(self) -> bool:
-        """Whether a field that no API defines is an error."""
+        """Whether an unknown field is an error."""
         return self.config.api.unknown_fields == "reject"
 
 
@@ -270,7 +270,7 @@ def _pooling_side(server: ModelServer) -> PoolingSide | None:
 
 
 def with_prompt_logprobs(server: ServerState, body: OpenAIBodyT) -> OpenAIBodyT:
-    """Return a body that asks for prompt log-probabilities if `api.prompt_logprobs` is set."""
+    """Return the body, with prompt log-probabilities requested if `api.prompt_logprobs` is set."""
     wanted = server.config.api.prompt_logprobs and not body.stream
     if not wanted or body.prompt_logprobs is not None:
         return body
@@ -278,7 +278,7 @@ def with_prompt_logprobs(server: ServerState, body: OpenAIBodyT) -> OpenAIBodyT:
 
 
 def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_options: bool) -> None:
-    """Raise InvalidRequest for fields that only make sense with, or without, `stream`."""
+    """Raise InvalidRequest for a field that needs or excludes `stream`."""
     if has_stream_options and not stream:
         raise InvalidRequest(
             "stream_options is allowed only when stream is true.", "stream_options"

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle prompts, in the format that the model was trained on.
+"""Fill-in-the-middle prompts, in the format of the model's training.
 
-The format is detected from the vocabulary: its marks are control tokens there.
+The format is detected from the vocabulary, where its markers are control tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from remora.deployments.http.generation.bodies import CompletionBody
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
-# Marks before the prompt, between prompt and suffix, and after the suffix.
+# Markers before the prompt, between prompt and suffix, and after the suffix.
 _FORMS: tuple[tuple[str, str, str], ...] = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -27,7 +27,7 @@ _FORMS: tuple[tuple[str, str, str], ...] = (
 
 
 def with_suffix(tokenizer: Tokenizer, body: CompletionBody) -> list[str]:
-    """Return the prompts of a body with its suffix. Raises InvalidRequest."""
+    """Return the prompts of a body, combined with its suffix. Raises InvalidRequest."""
     known = frozenset(tokenizer.added_tokens.values())
     form = next((form for form in _FORMS if known.issuperset(form)), None)
     if form is None:

@@ -1,6 +1,6 @@
-"""Task prompts: texts put before the prompts of requests that name them, computed at the start.
+"""Task prompts: texts put before the prompts of requests that name them, computed at startup.
 
-Their KV is evicted from the prefix cache after everything else.
+The prefix cache evicts their KV last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class TaskPrompts:
 
     @classmethod
     def configured(cls, api: ApiSection, tokenizer: Tokenizer) -> TaskPrompts:
-        """Tokenise what is written. Raises ConfigError for a file that does not hold it."""
+        """Return the tokenised task prompts of a configuration.
+
+        Raises ConfigError for a file with other contents.
+        """
         texts = dict(api.task_prompts)
         if api.task_prompts_file is not None:
             texts = _read(Path(api.task_prompts_file))
@@ -40,7 +43,7 @@ class TaskPrompts:
         )
 
     def ids(self, task_id: str | int | None) -> list[int]:
-        """Return what stands before a prompt; nothing without a task. Raises InvalidRequest."""
+        """Return the ids before a prompt; empty without a task. Raises InvalidRequest."""
         if task_id is None:
             return []
         ids = self._ids.get(str(task_id))
@@ -50,9 +53,9 @@ class TaskPrompts:
         return ids
 
     async def compute(self, client: EngineClient, max_tokens: int) -> None:
-        """Let an engine that takes sequences of so many tokens compute them all.
+        """Compute the KV of all task prompts; `max_tokens` is the engine's longest sequence.
 
-        Raises ConfigError for one that leaves no room for a prompt and an output.
+        Raises ConfigError for a task prompt that leaves no room for a prompt and an output.
         """
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         for name, ids in self._ids.items():
@@ -87,7 +90,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _texts(written: Any) -> dict[str, str] | None:
-    """Return the texts by their names; None if that is not what is written."""
+    """Return the texts by name; None if the file has another format."""
     if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
         pairs = [(entry.get("task_id"), entry.get("prompt")) for entry in written]
     elif isinstance(written, dict):

@@ -1,4 +1,4 @@
-"""Tokens one by one, as the dialects show them that stream tokens and not pieces of text."""
+"""Single tokens with their texts, for dialects that stream tokens instead of pieces of text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextToken:
-    """A token and what it adds to the text. `is_special`: it is no part of the text."""
+    """A token and its text. `is_special`: the text is not part of the output's text."""
 
     id: int
     text: str
@@ -22,10 +22,10 @@ class TextToken:
 
 
 def tokens_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[TextToken]:
-    """Return tokens whose texts, special ones left out, make up `text` when put together.
+    """Return tokens whose texts, without special ones, join to `text`.
 
-    A character belongs to the token that completes it, and text that was held back to the last of
-    the tokens. A special token's text is its name.
+    A character belongs to the token that completes it; text that was held back belongs to the last
+    token. The text of a special token is its name.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     tokens: list[TextToken] = []
@@ -46,7 +46,7 @@ def tokens_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list
 
 
 def tokens_of_output(tokenizer: Tokenizer, output: Output) -> list[TextToken]:
-    """Return the tokens of one output; one at least if it is the last of its sequence."""
+    """Return the tokens of one output; at least one if it is the last of its sequence."""
     tokens = tokens_of(tokenizer, output.token_ids, output.text)
     if not tokens and output.finish_reason is not None:
         return [TextToken(0, output.text, is_special=not output.text)]

@@ -1,4 +1,4 @@
-"""The tools of a chat body, in OpenAI's way and its old one (`functions`), and what they mean."""
+"""The tools of a chat body, from `tools` or the deprecated `functions`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A choice, and the names of the tools that it is limited to; none = all."""
+    """A tool choice, and the names of the tools that it is limited to; none = all."""
 
     choice: ToolChoice
     names: tuple[str, ...] = ()
 
 
 class FunctionBody(Body):
-    """A function that is offered to the model."""
+    """A function offered to the model."""
 
     name: ToolName
     description: str | None = None
@@ -34,7 +34,7 @@ class FunctionBody(Body):
     strict: bool | None = None
 
     def as_tool(self) -> Tool:
-        """Return it as the parsers know it."""
+        """Return the function as a tool for the parsers."""
         return Tool(
             name=self.name,
             description=self.description,
@@ -122,7 +122,7 @@ class ToolsBody(Body):
 
 
 def tool_use_of(body: ToolsBody) -> ToolUse:
-    """Return what a body says about tools. Raises InvalidRequest."""
+    """Return the tools of a body and the choice between them. Raises InvalidRequest."""
     if body.tools and body.functions:
         raise InvalidRequest("functions cannot be combined with tools.", "functions")
     if body.tool_choice is not None and body.function_call is not None:
@@ -172,7 +172,7 @@ def _check_names(names: Iterable[str], known: set[str], param: str, list_name: s
 
 
 def template_tools(use: ToolUse) -> list[dict[str, Any]] | None:
-    """Return the tools as chat templates expect them; None if the model is not to see any."""
+    """Return the tools as chat templates expect them; None = the model sees no tools."""
     if not use.tools or use.choice is ToolChoice.NONE:
         return None
     return [{"type": "function", "function": _function(tool)} for tool in use.tools]

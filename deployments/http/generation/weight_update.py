@@ -22,7 +22,7 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """How weights are replaced.
+    """The functions that replace weights.
 
     prepare:  loads a source in a format; returns a function that installs it. Raises ConfigError.
     run:      calls that function in the engine, between two requests
@@ -42,21 +42,21 @@ class UpdateBody(Body):
 
 
 class Weights:
-    """Which weights are served.
+    """The served weights.
 
     version:      label of the weights
     num_updates:  updates since the start
     """
 
     def __init__(self, version: str, exchange: WeightUpdate | None) -> None:
-        """`exchange`: None = weights cannot be replaced."""
+        """Start with `version`; `exchange` None = weights cannot be replaced."""
         self.version = version
         self.num_updates = 0
         self._exchange = exchange
         self._updating: asyncio.Task[dict[str, Any]] | None = None
 
     async def update(self, body: UpdateBody, client: EngineClient) -> dict[str, Any]:
-        """Load other weights and serve them. Raises InvalidRequest, and then changes nothing."""
+        """Load and serve other weights. InvalidRequest leaves the weights unchanged."""
         if self._exchange is None:
             raise InvalidRequest(
                 "Weight updates are off; set model.weight_roots or model.weight_loaders.",
@@ -91,6 +91,6 @@ class Weights:
 
 
 def _log_failure(update: asyncio.Task[dict[str, Any]]) -> None:
-    """Log why an update failed: its caller may have disconnected."""
+    """Log the error of a failed update, since its caller may have disconnected."""
     if not update.cancelled() and (error := update.exception()) is not None:
         log.warning("weight update: failed: %s", error)
