@@ -42,7 +42,7 @@ async def drain(
     if batches is not None:
         batches.cancel()
     log.info("draining: timeout_s=%g", drain_s)
-    # Late requests are served: a refusal would reach the client, and not be rerouted.
+    # Serve requests that still arrive: a refusal would reach the client instead of being rerouted.
     await asyncio.sleep(max(0.0, drain_s - POLL_S))
     if not await server.client.drain(0.0):
         log.warning("draining: ended the requests that exceeded api.drain_timeout_s")

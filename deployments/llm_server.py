@@ -132,7 +132,7 @@ class LLMServer:
                 self._dynamic_adapters.served,
             )
         self._served = ServerState.over(self)
-        archive_of(self._served)  # refuses what is configured wrongly before the server is ready
+        archive_of(self._served)  # rejects an invalid configuration before the server is ready
         if self.config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
             self._served.metrics.registry.register(ranks)

@@ -1,7 +1,7 @@
-"""Every private name of Ray and Ray Serve that remora uses; no other module touches one.
+"""Every private name of Ray and Ray Serve that remora uses; no other module uses one.
 
-Read in Ray 2.60. A later Ray may rename these without notice, so a test compares each with the
-installed Ray (`tests/deployments/test_ray_private.py`): after an update of Ray, run it first. The
+Based on Ray 2.60. A later Ray may rename these without notice, so a test compares each with the
+installed Ray (`tests/deployments/test_ray_private.py`): run it first after an update of Ray. The
 environment variables that remora sets for Serve are in `serve_environment.py` and
 `cli/haproxy.py`, the edits of Serve's HAProxy files in `cli/haproxy_program.py`; the same test
 covers both.
@@ -81,14 +81,14 @@ def http_host() -> str:
 
 
 def deploy(config: ServeDeploySchema) -> None:
-    """Deploy a config file on the running Serve; does not wait for its applications."""
+    """Deploy a config file on the running Serve without waiting for its applications."""
     from ray.serve.context import _get_global_client
 
     _get_global_client().deploy_apps(config)
 
 
 def start_deleting(application: str) -> None:
-    """Start to delete an application; does not wait for its end."""
+    """Start to delete an application without waiting for its end."""
     from ray import serve
 
     serve.delete(application, _blocking=False)
@@ -112,14 +112,14 @@ def uses_haproxy() -> bool:
 
 
 def kv_put(key: bytes, value: str, *, namespace: bytes) -> None:
-    """Write a value, replacing the former one."""
+    """Write a value, replacing any existing one."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key, value, namespace=namespace)
 
 
 def kv_get(key: bytes, *, namespace: bytes) -> bytes | None:
-    """Return a value, None if there is none."""
+    """Return a value, or None if there is none."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     value: bytes | None = _internal_kv_get(key, namespace=namespace)
@@ -127,7 +127,7 @@ def kv_get(key: bytes, *, namespace: bytes) -> bytes | None:
 
 
 def kv_delete(key: bytes, *, namespace: bytes) -> None:
-    """Delete a value, if there is one."""
+    """Delete a value if it exists."""
     from ray.experimental.internal_kv import _internal_kv_del
 
     _internal_kv_del(key, namespace=namespace)
@@ -137,7 +137,7 @@ def kv_delete(key: bytes, *, namespace: bytes) -> None:
 
 
 def missing_routing_hook() -> str | None:
-    """Return which names of HAProxy's routing hook this Ray lacks, None if it has all of them."""
+    """Return the names of HAProxy's routing hook that this Ray lacks; None if it has all."""
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
@@ -147,14 +147,15 @@ def missing_routing_hook() -> str | None:
 
 
 def with_routing_service(application: Application, routing_service: Application) -> Application:
-    """Return an application whose replica HAProxy lets a routing service choose."""
+    """Return an application in which a routing service chooses the replica for HAProxy."""
     return application._with_ingress_request_router(routing_service)
 
 
 async def choose_replica(handle: DeploymentHandle, key: RouteKey) -> str:
-    """Let a handle's router choose a replica; return the name that HAProxy knows it by.
+    """Let a handle's router choose a replica; return its name in HAProxy.
 
-    Waits while there is no replica. Reserves no room there: the request arrives through HAProxy.
+    Waits while there is no replica. Reserves no capacity on it: the request arrives through
+    HAProxy.
     """
     async with handle.choose_replica(route=key, _reserve=False) as selection:
         name: str = selection._replica.replica_id.to_full_id_str()
@@ -165,15 +166,15 @@ async def choose_replica(handle: DeploymentHandle, key: RouteKey) -> str:
 
 
 def request_id_of(pending: PendingRequest) -> str:
-    """Return Serve's own id of a request, which `on_request_completed` receives too."""
+    """Return Serve's own id of a request, which `on_request_completed` also receives."""
     return str(pending.metadata.internal_request_id)
 
 
 def session_of(pending: PendingRequest) -> str | None:
-    """Return the session that Serve's proxy found in the session header, None if there is none."""
+    """Return the session from the session header that Serve's proxy read; None if there is none."""
     return pending.metadata.session_id or None
 
 
 def back_off(pending: PendingRequest) -> None:
-    """Make Serve pause before it asks for replicas again; otherwise it asks in a busy loop."""
+    """Make Serve pause before it chooses replicas again; otherwise it retries in a busy loop."""
     pending.routing_context.should_backoff = True

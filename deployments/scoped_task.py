@@ -1,7 +1,7 @@
 """A task whose lifetime is limited to a block.
 
 `asyncio.wait` does not own its tasks: if the waiting task is cancelled, they keep running, and
-their results may be lost. Here the block owns the task. Knows no requests.
+their results may be lost. Here the block owns the task. Does not know requests.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ async def scoped_task(work: Awaitable[ResultT]) -> AsyncIterator[asyncio.Task[Re
         yield task
     finally:
         task.cancel()
-        # If this task is cancelled here, `gather` raises, and still waits for the task's end.
+        # If this task is cancelled here, `gather` raises and still waits for the task's end.
         await asyncio.gather(task, return_exceptions=True)

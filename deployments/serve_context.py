@@ -1,4 +1,4 @@
-"""The Serve replica that this process runs in: its log and its address."""
+"""The Serve replica of this process: its log and its address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _AccessLevel(logging.Filter):
     level = logging.NOTSET
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is logged."""
+        """Return whether to log a record."""
         return record.levelno >= self.level or not is_access_line(record)
 
 

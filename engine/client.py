@@ -1,7 +1,7 @@
-"""The engine as asyncio code sees it, when it runs in a thread of the same process.
+"""The asyncio client of an engine that runs in a thread of the same process.
 
-Everything here runs on one event loop; the engine's thread enters it once per step. Text work
-(detokenising, stop strings) is done here, off the engine's thread. Knows no HTTP.
+All methods run on one event loop, which the engine's thread calls once per step. Text processing
+(detokenisation, stop strings) happens here, off the engine's thread. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFau
 AnswerT = TypeVar("AnswerT")
 
 MAX_STEPS_AHEAD = 2
-MAX_WAIT_S = 0.1  # an event loop busy for longer does not hold the engine up
+MAX_WAIT_S = 0.1  # longest wait of the engine for a busy event loop
 
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """What has arrived for one request and was not read yet.
+    """Events of one request that have arrived but are not read yet.
 
-    request:  as the engine knows it, under an id of ours: ids of callers may come back while
-              outputs of their former use are still on the way
-    name:     the caller's id
-    has_begun: whether anything came of it yet
+    request:    as the engine knows it, under a unique internal id: callers may reuse an id while
+                outputs of its former use are still on the way
+    name:       the caller's id
+    has_begun:  whether any output has arrived
     """
 
     request: Request
@@ -53,11 +53,11 @@ class _Stream:
 
     @property
     def engine_id(self) -> str:
-        """The id that the engine knows."""
+        """The engine's id of the request."""
         return self.request.request_id
 
     async def next(self) -> list[SequenceOutput]:
-        """Wait for something, and take all that has gathered; an error comes after the rest."""
+        """Wait for events and take all of them; an error is raised after the events before it."""
         await self.arrived.wait()
         if self.error is not None and not self.events:
             raise self.error
@@ -67,13 +67,13 @@ class _Stream:
         return events
 
     def fail(self, error: Exception) -> None:
-        """Let the reader raise `error` once it has read what came before."""
+        """Make the reader raise `error` after it has read the earlier events."""
         self.error = error
         self.arrived.set()
 
 
 class LocalEngineClient:
-    """EngineClient over an EngineLoop in this process. Make it on the event loop that uses it."""
+    """EngineClient over an EngineLoop in this process. Create it on the event loop that uses it."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LocalEngineClient:
         *,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = engine  # only what may be called from any thread
+        self._engine = engine  # only methods that any thread may call
         self._plan = engine.plan
         self._tokenizer = tokenizer
         self._streams: dict[str, _Stream] = {}
@@ -106,7 +106,7 @@ class LocalEngineClient:
         self._loop.start()
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        """Submit on first iteration; see EngineClient.generate."""
+        """Submit the request on first iteration; see EngineClient.generate."""
         self._check(request)
         processor = OutputProcessor(request, self._tokenizer)
         resumption = request.resumption
@@ -115,7 +115,7 @@ class LocalEngineClient:
                 yield output
         if processor.is_finished:
             return
-        self._check(request)  # much may have happened while those were read
+        self._check(request)  # the state may have changed while the consumer read them
         stream = self._open(request)
         try:
             while not processor.is_finished:
@@ -123,7 +123,7 @@ class LocalEngineClient:
                 if resumption is not None:
                     resumption.note(events)
                 outputs = processor.process(events)
-                for index in processor.take_stopped():  # before yielding: we may be closed there
+                for index in processor.take_stopped():  # the generator may close at a yield
                     self._abort_index(stream, index)
                 for output in outputs:
                     yield output
@@ -131,19 +131,19 @@ class LocalEngineClient:
             self._shut(stream, aborted=not processor.is_finished)
 
     async def abort(self, request_id: str | None) -> int:
-        """Abort one request (None: all); returns how many were open."""
+        """Abort one request (None: all); return how many were open."""
         streams = [s for s in self._streams.values() if request_id in (None, s.name)]
         for stream in streams:
             self._abort_heard(stream)
         return len(streams)
 
     async def is_waiting(self, request_id: str) -> bool:
-        """Return whether an open request waits for its turn, with all of its sequences."""
+        """Return whether an open request is queued with all of its sequences."""
         ids = [s.engine_id for s in self._streams.values() if s.name == request_id]
         return bool(ids) and await self.ask(lambda engine: engine.is_waiting(ids[0]))
 
     async def flush_cache(self) -> bool:
-        """Drop the prefix cache; False while requests are running."""
+        """Drop the prefix cache; return False while requests are running."""
         return await self.ask(lambda engine: engine.flush_cache())
 
     async def page_hashes(self, limit: int) -> bytes:
@@ -151,29 +151,29 @@ class LocalEngineClient:
         return await self.ask(lambda engine: engine.page_hashes(limit))
 
     async def adapter_slots(self) -> dict[int, int]:
-        """Return which slot each adapter instance lies in that lies in one."""
+        """Return lora_id -> slot of the adapters that occupy one."""
         return await self.ask(lambda engine: engine.adapters.by_lora_id)
 
     async def forget_adapter(self, lora_id: int) -> None:
-        """Leave the slot of an adapter to others; it is asked for no more, and runs no more."""
+        """Free the slot of an adapter, which no running or later request uses."""
         await self.ask(lambda engine: engine.adapters.forget(lora_id))
 
     def pin_adapter(self, lora_id: int, *, pinned: bool) -> None:
-        """Let an adapter stay in its slot once it lies in one, or not."""
+        """Pin an adapter to its slot once it has one, or unpin it."""
         self._loop.submit(lambda engine: engine.adapters.pin(lora_id, pinned=pinned))
 
     async def exchange(self, install: Callable[[], object]) -> None:
-        """Change what computes between two requests, once all that are open have been answered.
+        """Run `install` between requests, once all open requests have finished.
 
-        Later requests wait, and run on what `install` puts in place; the prefix
-        cache is dropped. What `install` raises ends the engine.
+        Later requests wait and run on what `install` puts in place; the prefix cache is dropped. An
+        exception of `install` ends the engine.
         """
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
 
         def attempt(engine: Stepping) -> None:
             if engine.has_work:
-                self._loop.submit(attempt)  # again after the next step
+                self._loop.submit(attempt)  # retried after the next step
                 return
             install()
             engine.flush_cache()
@@ -189,7 +189,7 @@ class LocalEngineClient:
             self._questions.discard(done)
 
     async def ask(self, question: Callable[[Stepping], AnswerT]) -> AnswerT:
-        """Let the engine's thread answer a question."""
+        """Run a function on the engine's thread and return its result."""
         answers: list[AnswerT] = []
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
@@ -205,11 +205,11 @@ class LocalEngineClient:
         return answers[0]
 
     def limit_queue(self, plan: EnginePlan) -> None:
-        """Refuse requests beyond this plan's limits of the queue from now on."""
+        """Apply this plan's queue limits to later requests."""
         self._plan = plan
 
     def stats(self) -> EngineStats:
-        """Return the newest counters; never blocks."""
+        """Return the newest counters without blocking."""
         return self._loop.stats()
 
     def check_health(self) -> None:
@@ -218,11 +218,13 @@ class LocalEngineClient:
             raise self._loop.failure
 
     async def failed(self) -> EngineError:
-        """Wait for the engine to fail, or to be closed; return why."""
+        """Wait until the engine fails or is closed; return the error."""
         return await asyncio.shield(self._failed)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for open ones; False = some took longer and were ended."""
+        """Refuse new requests and wait for open ones; return False if the timeout ended some of
+        them.
+        """
         self._is_draining = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -234,17 +236,17 @@ class LocalEngineClient:
         return True
 
     def fail(self, error: EngineError) -> None:
-        """End as if the engine had failed with `error`; from any thread."""
+        """Fail the engine with `error`; callable from any thread."""
         self._loop.fail(error)
 
     def close(self) -> None:
-        """Stop the loop. Requests still open end with EngineError."""
+        """Stop the loop. Open requests end with EngineError."""
         self._loop.close()
 
     # -- streams -----------------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
-        """Raise what can be said without asking the engine's thread."""
+        """Raise the errors that can be detected without the engine's thread."""
         self.check_health()
         if self._is_draining:
             raise Unavailable("The server is shutting down and takes no new requests.")
@@ -296,7 +298,7 @@ class LocalEngineClient:
             self._loop.submit(lambda engine: engine.abort(stream.engine_id))
 
     def _retry_after_s(self) -> float:
-        """Guess when a place is free: one queue's length of typical steps, within reason."""
+        """Estimate when the queue has room: 100 steps of the last duration, within 1 to 30 s."""
         step_s = self._loop.stats().last_step_s
         return float(min(30, max(1, round(step_s * 100))))
 
@@ -304,18 +306,18 @@ class LocalEngineClient:
         self._loop.submit(lambda engine: engine.abort(stream.engine_id, index))
 
     def _abort_heard(self, stream: _Stream) -> None:
-        """Abort, and let the stream's reader see its end."""
+        """Abort a request and deliver its end to the stream's reader."""
         self._loop.submit(
             lambda engine: self._cross(self._on_outputs, engine.abort(stream.engine_id))
         )
 
-    # -- crossing over -----------------------------------------------------------------------
+    # -- between the threads -------------------------------------------------------------------
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
-        """Runs on the engine's thread, once per step: pass on what the step gave.
+        """Pass on the outputs of a step. Runs on the engine's thread, once per step.
 
-        Waits while the event loop is MAX_STEPS_AHEAD behind. Short steps release the interpreter
-        so briefly that the thread of the event loop would otherwise starve.
+        Waits while the event loop is MAX_STEPS_AHEAD steps behind. Short steps release the
+        interpreter so briefly that the event loop's thread would otherwise starve.
         """
         in_turn = self._ahead.acquire(timeout=MAX_WAIT_S)
         self._cross(self._on_step, outputs, in_turn)
@@ -326,14 +328,14 @@ class LocalEngineClient:
         self._on_outputs(outputs)
 
     def _add(self, engine: Stepping, stream: _Stream) -> None:
-        """Runs on the engine's thread: a refusal there is this request's, not the loop's end."""
+        """Add a request. Runs on the engine's thread; a refusal fails the request, not the loop."""
         try:
             engine.add(stream.request)
         except RequestError as error:
             self._cross(stream.fail, error)
 
     def _cross(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the event loop; nothing to do once that has been closed."""
+        """Call back on the event loop; do nothing if it is closed."""
         with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(callback, *args)
 

@@ -1,7 +1,7 @@
-"""The FastAPI application of one replica, built over a running engine.
+"""The FastAPI application of one replica, on top of a running engine.
 
-What it serves stands in three tables: a path at which text is made is a row of GENERATION, any
-other family of routes is a function in ROUTERS, and BODIES describes what the latter are sent.
+Three tables define its routes: GENERATION has a row for each path that generates text, ROUTERS
+has a function for each other family of routes, and BODIES describes the bodies of that family.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def build_http_app(
 ) -> FastAPI:
     """Return the application.
 
-    access:           who may do what at the moment
-    echo_request_id:  False where a proxy in front already sends `x-request-id` back
+    access:           returns the current API keys and permissions
+    echo_request_id:  False if a proxy in front already returns `x-request-id`
     """
     gate = Middleware(Gate, access=access)
     edge = Middleware(
@@ -156,7 +156,7 @@ def build_http_app(
 
 
 def _notes(server: ServerState) -> Callable[[RawHeaders], None]:
-    """Return what takes from each request's headers how it is to be counted and traced."""
+    """Return a function that reads metric labels and the trace parent from request headers."""
     metrics = server.config.metrics
     notes = [RequestLabels(metrics.request_labels_header, metrics.request_labels).note]
     if metrics.trace_endpoint is not None:
@@ -180,7 +180,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """Return what the path of a request takes; its routes know of their own methods only."""
+    """Return the methods that the path of a request accepts; a single route knows only its own."""
     return [
         method
         for method in _METHODS

@@ -1,4 +1,4 @@
-"""The endpoints that generate, one for each kind of body. Joins the APIs' folders."""
+"""The endpoints that use the engine, one for each kind of body. Joins the APIs' folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from remora.deployments.http.sglang.score import ScoreBody, prepare_score
 
 
 def parse_score(body: Any) -> ScoreBody | PairScoreBody:
-    """Read a body of /v1/score: pairs of texts, or a query, items and labels."""
+    """Validate a body of /v1/score: pairs of texts, or a query, items and labels."""
     is_pairs = isinstance(body, dict) and not body.keys().isdisjoint(
         ("text_1", "text_2", "queries", "documents")
     )
@@ -50,7 +50,7 @@ def parse_score(body: Any) -> ScoreBody | PairScoreBody:
 
 
 async def prepare_any_score(server: ServerState, body: ScoreBody | PairScoreBody, rid: str) -> Job:
-    """Ask the kind of model that the body is for. Raises RequestError."""
+    """Prepare the job for the kind of model that the body needs. Raises RequestError."""
     if isinstance(body, PairScoreBody):
         return await prepare_pair_score(server, body, rid)
     if server.pooling is not None:

@@ -47,7 +47,7 @@ def _is_tgi(body: Any) -> bool:
 
 
 def dialect_of_body(body: Any) -> Dialect:
-    """Return the dialect in which a body of /generate is answered when none is configured."""
+    """Return the dialect of the response to a body of /generate when none is configured."""
     return TGI if _is_tgi(body) else OPENAI
 
 
@@ -74,7 +74,7 @@ _GENERATE: Mapping[str, Endpoint[Any]] = {
 
 
 def text_routes(dialect: str) -> tuple[Route, ...]:
-    """Return /generate and its like, in the dialect that is configured."""
+    """Return /generate, /generate_stream and / in the configured dialect."""
     is_light = dialect == "lightllm"
     return (
         Route("/generate", _GENERATE[dialect], GenerateBody, ("GET", "POST", "PUT")),
@@ -84,14 +84,14 @@ def text_routes(dialect: str) -> tuple[Route, ...]:
 
 
 def generate_routes(server: ServerState) -> APIRouter:
-    """Return the router of these routes, and of what goes with them."""
+    """Return the router of these paths and of the information routes of their APIs."""
     router = generation_routes(server, text_routes(server.config.api.generate_dialect))
     router.include_router(_tgi_information(server))
     router.include_router(_light_information(server))
     return router
 
 
-# What the paths above are sent, for the description of the API.
+# Bodies of these paths, for the OpenAPI description.
 GENERATE_BODIES: Mapping[str, type[Body]] = {
     "/generate": GenerateBody,
     "/generate_stream": TgiBody,

@@ -23,7 +23,7 @@ from remora.deployments.http.core.fields import (
 
 
 def _check_stops(value: Any) -> list[str] | list[int] | None:
-    """Return texts, or token ids that came as lists of one."""
+    """Return texts, or the token ids of single-id lists."""
     if value is None:
         return None
     stops = [value] if isinstance(value, str) else value
@@ -45,7 +45,7 @@ class LightParameters(SamplingBody):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
     min_new_tokens: Count | None = None
     do_sample: bool | None = None
-    # Checked here, since it has no effect where nothing is drawn.
+    # Checked here, since greedy decoding ignores it.
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     seed: Seed | None = None
     best_of: NumOutputs | None = None
@@ -63,7 +63,7 @@ class LightParameters(SamplingBody):
     regular_constraint: str | None = None
     guided_grammar: str | None = None
     guided_json: Annotated[Any, WithJsonSchema({"type": ["object", "string"]})] = None
-    # Names of what happens between LightLLM's own machines, and a penalty of its own.
+    # Fields of LightLLM's multi-machine operation, and a penalty that only LightLLM has.
     exponential_decay_length_penalty: Annotated[Any, only([1, 1.0], [1, 1])] = None
     input_penalty: Annotated[Any, only(False)] = None
     group_request_id: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -81,12 +81,12 @@ class LightParameters(SamplingBody):
 
     @property
     def num_drawn(self) -> int:
-        """How many sequences are generated."""
+        """The number of sequences to generate."""
         return self.best_of or self.n or 1
 
     @property
     def num_shown(self) -> int:
-        """How many of the sequences the answer holds: the likeliest."""
+        """The number of sequences in the response: the most likely ones."""
         return self.n or self.num_drawn
 
 
@@ -97,7 +97,7 @@ def _check_media(value: Any) -> Any:
 
 
 class LightBody(Body):
-    """A prompt and how to go on from it."""
+    """A prompt and its generation parameters."""
 
     inputs: str
     parameters: LightParameters = Field(default_factory=LightParameters)
@@ -122,7 +122,7 @@ class TokensBody(Body):
 def parse_light(body: Any, *, stream: bool | None = None) -> LightBody:
     """Validate a body.
 
-    stream:  whether the path alone says that the answer is streamed, or is not; None = the body
+    stream:  whether the path itself selects streaming; None = the body's field selects it
 
     Raises InvalidRequest.
     """

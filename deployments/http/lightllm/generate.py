@@ -1,7 +1,7 @@
-"""LightLLM's /generate and /generate_stream: from a body to a job, and from outputs to its objects.
+"""LightLLM's /generate and /generate_stream: from a body to a job, and from outputs to responses.
 
-As in LightLLM, tokens are the most likely ones unless `do_sample` says otherwise or, where it is
-not given, the model's generation_config does; and a stop sequence stays in the text.
+As in LightLLM, decoding is greedy unless `do_sample`, or in its absence the model's
+generation_config, enables sampling; stop sequences remain in the text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RENAMES = renames((r"^parameters\.guided_regex", "parameters.regular_constraint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightJob(Job):
-    """One checked request."""
+    """A checked request."""
 
     body: LightBody
     tokenizer: Tokenizer
@@ -66,7 +66,7 @@ class LightJob(Job):
         return self.requests[0].prompt_ids
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer; a list of one is its entry, but for the texts."""
+        """Return the whole response; lists of one entry become that entry, except for the texts."""
         replies = Replies(1, self.requests[0].sampling.n)
         await replies.gather(outputs)
         parameters = self.body.parameters
@@ -89,7 +89,7 @@ class LightJob(Job):
         return answer
 
     def writer(self) -> LightWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of a streamed response."""
         return LightWriter(self)
 
     def _tokens(self, reply: Reply) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class LightJob(Job):
         """Return the object of one token, the `count`th of its reply."""
         return {
             "id": token.id,
-            # An end of sequence has no text here, not even its name.
+            # An end-of-sequence token has no text here, not even its name.
             "text": "" if token.is_special else token.text,
             "logprob": finite(entry.logprob) if entry else None,
             "special": token.is_special,
@@ -113,7 +113,7 @@ class LightJob(Job):
 
 
 class LightWriter(ChunkWriter):
-    """Writes a chunk for each token; the last one says that the reply is finished."""
+    """Writes a chunk per token; the last one marks the reply as finished."""
 
     def __init__(self, job: LightJob) -> None:
         self._job = job
@@ -158,7 +158,7 @@ def _samples(server: ServerState, parameters: LightParameters) -> bool:
 
 
 def _names(parameters: LightParameters) -> dict[str, str]:
-    """Return the caller's names of what the engine may find wrong."""
+    """Return the caller's names of fields that the engine may reject."""
     names = _NAMES | {"n": f"{PREFIX}{'n' if parameters.best_of is None else 'best_of'}"}
     if parameters.stop_sequences:
         kind = "stop" if isinstance(parameters.stop_sequences[0], str) else "stop_token_ids"
@@ -173,7 +173,7 @@ def _sampling(server: ServerState, body: LightBody) -> SamplingParams:
     if not _samples(server, parameters):
         changes["temperature"] = 0.0
     elif not defaults.get("temperature"):
-        defaults["temperature"] = 1.0  # asked for, whatever the model's authors recommend
+        defaults["temperature"] = 1.0  # requested explicitly, whatever generation_config recommends
     stops = parameters.stop_sequences or []
     changes |= _stops(stops, parameters)
     allowed = parameters.allowed_token_ids or ()
@@ -187,7 +187,7 @@ def _sampling(server: ServerState, body: LightBody) -> SamplingParams:
         names=_names(parameters),
         prefix=PREFIX,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
-        # LightLLM's 1, its default, asks for nothing: no output is empty there.
+        # LightLLM's default of 1 has no effect: its outputs are never empty.
         min_tokens=parameters.min_new_tokens or 0,
         seed=as_seed(parameters.seed),
         include_stop_in_output=True,
@@ -208,7 +208,7 @@ def _stops(stops: list[str] | list[int], parameters: LightParameters) -> dict[st
 
 
 class _Constraints(Body):
-    """Constraints by the names that `constraints.py` knows."""
+    """Constraints under the field names of `constraints.py`."""
 
     guided_json: Any = None
     guided_grammar: str | None = None
@@ -230,7 +230,7 @@ async def _grammar(server: ServerState, parameters: LightParameters) -> Grammar 
 
 
 async def prepare_light(server: ServerState, body: LightBody, rid: str) -> LightJob:
-    """Check everything that can be checked before the engine is asked.
+    """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -270,13 +270,13 @@ async def prepare_light(server: ServerState, body: LightBody, rid: str) -> Light
 
 
 async def count_tokens(server: ServerState, body: TokensBody) -> dict[str, int]:
-    """Return how many tokens a text has."""
+    """Return the number of tokens of a text."""
     special = (body.parameters or {}).get("add_special_tokens") is not False
     (ids,) = await encode(server, [body.text], add_special_tokens=special, param="text")
     return {"ntokens": len(ids)}
 
 
 def token_load(server: ServerState) -> dict[str, float]:
-    """Return how full the KV memory is, from 0 to 1, as LightLLM's three measures of it."""
+    """Return the usage of KV memory, from 0 to 1, as LightLLM's three measures."""
     usage = server.client.stats().kv_usage
     return {"current_load": usage, "logical_max_load": usage, "dynamic_max_load": usage}

@@ -1,6 +1,7 @@
-"""Answers to Ollama's /api/chat and /api/generate, written from the replies of a chat.
+"""Responses of Ollama's /api/chat and /api/generate, written from the replies of a chat.
 
-A tool call is written once it is whole, with its arguments as an object. Times are in nanoseconds.
+A tool call is written once it is complete, with its arguments as an object. Times are in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _UNLOAD = (0, 0.0, "0", "0s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaJob(Job):
-    """One checked request; without engine requests, one that only loads or unloads the model.
+    """A checked request; without engine requests, it only loads or unloads the model.
 
-    is_chat:     whether an answer has a `message`; else it has a `response`
+    is_chat:     whether a response has a `message` instead of a `response`
     started_ns:  arrival of the request, on the monotonic clock
     """
 
@@ -41,7 +42,7 @@ class OllamaJob(Job):
     started_ns: int
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the whole response."""
         if not self.requests:
             return self.loaded()
         first_ns = time.monotonic_ns()
@@ -61,13 +62,13 @@ class OllamaJob(Job):
         return answer | self.ending(reply, first_ns)
 
     def writer(self) -> OllamaWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of a streamed response."""
         return OllamaWriter(self)
 
     def line(
         self, text: str, *, reasoning: str | None = None, calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        """Return an answer, or a line of a streamed one, without its end."""
+        """Return a response, or a line of a streamed one, without its final fields."""
         line: dict[str, Any] = {"model": self.model, "created_at": _now()}
         fields: dict[str, Any] = {} if reasoning is None else {"thinking": reasoning}
         if not self.is_chat:
@@ -77,7 +78,7 @@ class OllamaJob(Job):
         return line | {"message": {"role": "assistant", "content": text, **fields}}
 
     def ending(self, reply: Reply, first_ns: int) -> dict[str, Any]:
-        """Return how a reply ended, and the times and counts of the request."""
+        """Return the finish reason of a reply, and the times and counts of the request."""
         now_ns = time.monotonic_ns()
         return {
             "done": True,
@@ -91,16 +92,16 @@ class OllamaJob(Job):
         }
 
     def loaded(self) -> dict[str, Any]:
-        """Return the answer to a body that only loads or unloads the model."""
+        """Return the response to a body that only loads or unloads the model."""
         reason = "unload" if self.body.keep_alive in _UNLOAD else "load"
         return self.line("") | {"done": True, "done_reason": reason}
 
 
 class OllamaWriter(ChunkWriter):
-    """Writes a streamed answer: lines, then how it ended.
+    """Writes a streamed response: lines, then the final fields.
 
     _num_begun:    tool calls that have begun
-    _num_taken:    tool calls that were whole and are written, as calls or as text
+    _num_taken:    complete tool calls that are written, as calls or as text
     _num_written:  tool calls written as calls
     """
 
@@ -144,7 +145,7 @@ class OllamaWriter(ChunkWriter):
         return lines
 
     def _calls(self, reply: Reply, *, up_to: int | None = None) -> list[Chunk]:
-        """Return the lines of calls that are whole and not written yet."""
+        """Return the lines of complete calls that are not written yet."""
         whole = reply.calls[self._num_taken : self._num_begun if up_to is None else up_to]
         self._num_taken += len(whole)
         lines = []
@@ -157,7 +158,7 @@ class OllamaWriter(ChunkWriter):
 
 
 def _call(call: ToolCall, index: int) -> dict[str, Any] | None:
-    """Return a call in Ollama's shape; None if its arguments were cut off and are no object."""
+    """Return a call in Ollama's format; None if its arguments are cut off or not an object."""
     try:
         arguments = parse_json((call.arguments or "{}").encode("utf-8", "replace"))
     except InvalidRequest:

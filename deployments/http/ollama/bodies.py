@@ -1,4 +1,4 @@
-"""Bodies of Ollama's /api/chat, /api/generate and /api/show, and what OpenAI calls their parts."""
+"""Bodies of Ollama's /api/chat, /api/generate and /api/show, with their OpenAI equivalents."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NoImages = Annotated[Any, only([]), WithJsonSchema({"type": "array"})]
 
 
 class OllamaOptions(Body):
-    """How tokens are chosen. The last ones say how a model is loaded and have no effect here."""
+    """Sampling options. The last fields configure model loading and have no effect here."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
     temperature: float | None = None
@@ -106,7 +106,7 @@ class OllamaOptions(Body):
     embedding_only: bool | None = None
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the options by OpenAI's names."""
+        """Return the options under OpenAI's names."""
         fields = {
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -123,12 +123,12 @@ class OllamaOptions(Body):
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of output; None = as many as fit."""
+        """The output limit in tokens; None = as many as fit."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
 
 class OllamaFunction(Body):
-    """What a call of an earlier turn called."""
+    """The function and arguments of an earlier tool call."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ class OllamaFunction(Body):
 
 
 class OllamaCall(Body):
-    """A tool call of an earlier turn."""
+    """A tool call of an earlier message."""
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -144,7 +144,7 @@ class OllamaCall(Body):
 
 
 class OllamaMessage(Body):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -155,7 +155,7 @@ class OllamaMessage(Body):
     tool_call_id: str | None = None
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the message by OpenAI's names."""
+        """Return the message under OpenAI's names."""
         message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.thinking:
             message["reasoning_content"] = self.thinking
@@ -192,7 +192,7 @@ class OllamaBody(Body):
     shift: bool | None = None
 
     def shared(self) -> dict[str, Any]:
-        """Return what OpenAI's chats and completions call alike."""
+        """Return the fields that OpenAI's chats and completions share."""
         fields = {} if self.options is None else self.options.as_openai()
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
@@ -203,7 +203,7 @@ class OllamaBody(Body):
 
     @property
     def streams(self) -> bool:
-        """Whether the client wants chunks; it does unless it says otherwise."""
+        """Whether the client wants a stream, which is the default."""
         return self.stream is not False
 
 
@@ -239,7 +239,7 @@ class ShowBody(Body):
 class EmbedBody(Body):
     """Body of /api/embed.
 
-    truncate:  whether texts that are too long are cut
+    truncate:  whether texts that are too long are truncated
     """
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -251,7 +251,7 @@ class EmbedBody(Body):
 
 
 class EmbedPromptBody(Body):
-    """Body of /api/embeddings, the older one: one text."""
+    """Body of /api/embeddings, the older path, which takes one text."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: str

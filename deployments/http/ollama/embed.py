@@ -1,4 +1,4 @@
-"""Ollama's /api/embed and /api/embeddings, answered by the endpoint of /v1/embeddings."""
+"""Ollama's /api/embed and /api/embeddings, implemented by the endpoint of /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PROMPT = renames((r"^input", "prompt"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedJob(Job):
-    """One checked request.
+    """A checked request.
 
     inner:    the job of /v1/embeddings
-    convert:  turns its answer into Ollama's
+    convert:  converts its response to Ollama's format
     """
 
     inner: Job
     convert: Callable[[Any], dict[str, Any]]
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the whole response."""
         return self.convert(await self.inner.result(outputs))
 
 
@@ -45,7 +45,7 @@ class Embedder:
         self._embeddings = embeddings
 
     async def prepare(self, server: ServerState, body: EmbedBody, rid: str) -> EmbedJob:
-        """Return the job of texts, whose vectors are answered in a list. Raises RequestError."""
+        """Return the job of texts; its response lists the vectors. Raises RequestError."""
         started = time.monotonic_ns()
         model = await check_name(server, body.model)
         fields = {

@@ -1,4 +1,4 @@
-"""Ollama's /api/chat and /api/generate: bodies become chats; without a template, completions."""
+"""Ollama's /api/chat and /api/generate, as chats, or as completions without a chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LATEST = ":latest"
 
 
 async def check_name(server: ServerState, name: str | None) -> str:
-    """Return the served model of a name with or without a tag. Raises UnknownModel."""
+    """Return the served model's name for a name with or without a tag. Raises UnknownModel."""
     if name is not None and name != server.plan.served_model_name:
         name = name.removesuffix(_LATEST)
     return (await server.model(name)).name
@@ -47,7 +47,7 @@ def _chat_fields(server: ServerState, body: OllamaBody, model: str) -> dict[str,
 
 
 def _thought(server: ServerState, *, is_wanted: bool) -> dict[str, Any]:
-    """Return the fields that switch reasoning on or off; none if the model always reasons."""
+    """Return the fields that enable or disable reasoning; none if the model always reasons."""
     if not is_wanted:
         return {EFFORT: EFFORT_OFF}
     known = server.tokenizer.template_variables
@@ -78,7 +78,7 @@ def _job(
     served_name: str | None = None,
     requests: tuple[Request, ...] = (),
 ) -> OllamaJob:
-    """Return the job of a body; without requests, one that only loads or unloads the model."""
+    """Return the job of a body; without requests, it only loads or unloads the model."""
     return OllamaJob(
         rid=rid,
         requests=requests,
@@ -93,7 +93,7 @@ def _job(
 
 
 async def prepare_ollama_chat(server: ServerState, body: OllamaChatBody, rid: str) -> OllamaJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.messages:
         return _job(server, body, rid, time.monotonic_ns(), is_chat=True)
@@ -108,7 +108,7 @@ async def prepare_ollama_chat(server: ServerState, body: OllamaChatBody, rid: st
 async def prepare_ollama_generate(
     server: ServerState, body: OllamaGenerateBody, rid: str
 ) -> OllamaJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.prompt:
         return _job(server, body, rid, time.monotonic_ns(), is_chat=False)
@@ -124,7 +124,7 @@ async def prepare_ollama_generate(
 async def _of_text(
     server: ServerState, body: OllamaGenerateBody, rid: str, model: str
 ) -> OllamaJob:
-    """Return the job of a prompt that the model gets as it is, or that has a text to follow."""
+    """Return the job of a raw prompt, or of a prompt with a suffix."""
     started_ns = time.monotonic_ns()
     for name, value in (("system", body.system), ("think", body.think)):
         if value:
@@ -139,7 +139,7 @@ async def _of_text(
         completion = await prepare_completion(server, parse(CompletionBody, fields), rid)
     (request,) = completion.requests
     if body.options is None or body.options.max_tokens is None:
-        # Here an answer has no limit of its own unless the body sets one.
+        # Ollama has no default output limit.
         request = replace(request, sampling=replace(request.sampling, max_tokens=None))
     name = completion.model.name
     return _job(server, body, rid, started_ns, is_chat=False, served_name=name, requests=(request,))

@@ -1,6 +1,6 @@
 """Ollama's information routes: models and version.
 
-The one model is always loaded; its modification time is the start of the server.
+The served model is always loaded; its modification time is the server's start.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 def tags(server: ServerState) -> dict[str, Any]:
-    """Return the models that could be asked: one."""
+    """Return the available models: the served one."""
     return {"models": [_card(server) | {"modified_at": _created(server)}]}
 
 
 def running(server: ServerState) -> dict[str, Any]:
-    """Return the models that are loaded: the same one."""
+    """Return the loaded models: the served one."""
     plan = server.plan
     sizes = {
         "size_vram": 0 if plan.device == "cpu" else plan.weight_bytes + plan.kv_bytes,
@@ -34,7 +34,7 @@ def running(server: ServerState) -> dict[str, Any]:
 
 
 async def show(server: ServerState, body: ShowBody) -> dict[str, Any]:
-    """Return what there is to say of the model. Raises InvalidRequest and UnknownModel."""
+    """Return the description of the model. Raises InvalidRequest and UnknownModel."""
     name = body.model or body.name
     if not name:
         raise InvalidRequest("model is required.", "model", "missing_required_parameter")
@@ -58,7 +58,7 @@ async def show(server: ServerState, body: ShowBody) -> dict[str, Any]:
 
 
 def server_version() -> dict[str, str]:
-    """Return our version."""
+    """Return remora's version."""
     return {"version": version("remora")}
 
 

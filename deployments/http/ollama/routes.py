@@ -1,4 +1,4 @@
-"""Routes under /api, which Ollama's clients ask."""
+"""Ollama's routes under /api."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OLLAMA_GENERATE = Endpoint(
     partial(parse, OllamaGenerateBody), prepare_ollama_generate, kind="completion"
 )
 
-# Bodies of paths other than those of `ollama_generation`, for the description of the API.
+# Bodies of the paths that `ollama_generation` does not cover, for the OpenAPI description.
 OLLAMA_BODIES: Mapping[str, type[Body]] = {"/api/show": ShowBody}
 
 
 def ollama_generation(embeddings: Endpoint[Any]) -> tuple[Route, ...]:
-    """Return the paths that generate; `embeddings` is the endpoint of /v1/embeddings."""
+    """Return the paths that use the engine; `embeddings` is the endpoint of /v1/embeddings."""
     embedder = Embedder(embeddings)
     embed = Endpoint(partial(parse, EmbedBody), embedder.prepare, kind="pooling")
     embed_prompt = Endpoint(
@@ -50,7 +50,7 @@ def ollama_generation(embeddings: Endpoint[Any]) -> tuple[Route, ...]:
 
 
 def ollama_routes(server: ServerState, generation: Iterable[Route]) -> APIRouter:
-    """Return the router of all paths; `generation` as `ollama_generation` returns it."""
+    """Return the router of all paths; `generation` is the result of `ollama_generation`."""
     router = generation_routes(server, generation)
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

@@ -1,7 +1,7 @@
-"""SGLang's objects for the choices of a call: `text`, `output_ids` and `meta_info`.
+"""SGLang's response objects, one per choice: `text`, `output_ids` and `meta_info`.
 
-An object holds everything since the start, or what is new since the last one of the same reply.
-The prompt's log-probabilities stand in each object of the former kind, in the first of the latter.
+An object is cumulative, or holds only what is new since the previous object of the same choice.
+Every cumulative object holds the prompt's log-probabilities; otherwise only the first one does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from remora.engine.types import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt of a call and what is asked of it.
+    """One prompt of a request, with its options.
 
     name:    its `rid`
-    is_dry:  whether no output is wanted (max_new_tokens 0): the engine still makes one token,
-             which is left out
+    is_dry:  no output is wanted (max_new_tokens 0); the engine still generates one token, which is
+             omitted
     """
 
     name: str
@@ -45,12 +45,12 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What the objects of one request hold.
+    """Settings and state that all objects of one request share.
 
     started:         arrival of the request, on the monotonic clock
-    with_text:       whether log-probabilities carry their tokens' texts
+    with_text:       whether log-probabilities include the tokens' texts
     eos_ids:         the model's end-of-sequence tokens
-    weights:         names the version of the weights
+    weights:         provides the version of the weights
     """
 
     started: float
@@ -61,9 +61,9 @@ class AnswerOptions:
 
 
 class AnswerWriter:
-    """Writes the objects of one request.
+    """Writes the response objects of one request.
 
-    is_delta:  whether each object holds only what is new
+    is_delta:  whether each object holds only new output
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class AnswerWriter:
         self._replies = replies
         self._options = options
         self._is_delta = is_delta
-        # Requests never run across an update, so this holds once there is a first output.
+        # No request spans a weight update, so the version is fixed once the first output exists.
         self._weight_version = options.weights.version
         self._sent: dict[int, _Sent] = {}
 
     def is_due(self, reply: Reply) -> bool:
-        """Whether a chunk is due: the first, the last, and one every `stream_interval` tokens."""
+        """Return whether a chunk is due: first, last, and every `stream_interval` tokens."""
         prompt = self._prompts[reply.prompt]
         sent = self._sent.get(self._replies.number(reply))
         if reply.finish_reason is not None:
@@ -94,7 +94,7 @@ class AnswerWriter:
         return sent is None or len(reply.token_ids) - sent.num_ids >= interval
 
     def write(self, reply: Reply) -> dict[str, Any]:
-        """Return the object of a choice as far as it has come."""
+        """Return the current object of a choice."""
         prompt = self._prompts[reply.prompt]
         sent = self._sent.setdefault(self._replies.number(reply), _Sent())
         meta: dict[str, Any] = {
@@ -122,7 +122,7 @@ class AnswerWriter:
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
     def _logprobs(self, reply: Reply, prompt: Prompt, sent: _Sent) -> dict[str, Any]:
-        """Return the log-probabilities that the next object holds; only new ones are written."""
+        """Return the log-probabilities of the next object; formats only the new ones."""
         has_top = prompt.options.top_logprobs_num > 0
         written = reply.written
         lines = [] if sent.has_prompt else self._prompt_lines(reply, prompt)
@@ -132,7 +132,7 @@ class AnswerWriter:
         new |= self._both("output", reply.token_ids[output], reply.logprobs[output], has_top)
         if self._is_delta:
             return new
-        # New lists: an object stays as it is while the choice goes on.
+        # New lists: objects returned earlier must not change.
         for name, values in new.items():
             written[name] = [*written.get(name, ()), *values]
         return dict(written)
@@ -149,7 +149,7 @@ class AnswerWriter:
 
     def _prompt_lines(self, reply: Reply, prompt: Prompt) -> list[LogprobEntry]:
         """Return the log-probabilities of a prompt from `logprob_start_len` on."""
-        # They come with the first output of any of the prompt's choices.
+        # They arrive with the first output of any of the prompt's choices.
         start = prompt.options.logprob_start_len
         return [] if start < 0 else list(self._replies.prompt_logprobs(reply) or ())[start:]
 
@@ -165,5 +165,5 @@ class AnswerWriter:
         matched = reply.stop_reason
         last = reply.token_ids[-1] if reply.token_ids else None
         if matched is None and last in self._options.eos_ids:
-            matched = last  # else a grammar that is complete has ended it
+            matched = last  # otherwise a completed grammar ended it
         return {"type": "stop", "matched": matched}

@@ -1,4 +1,4 @@
-"""Body of /generate in SGLang's shape: one prompt or many, with options for all or for each."""
+"""Body of SGLang's /generate: one or several prompts, with shared or per-prompt options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Prompts of a call. `is_list`: whether they came as a list, so that the answer is one."""
+    """Prompts of a request. `is_list`: they were sent as a list, so the response is a list."""
 
     prompts: list[PromptInput]
     is_list: bool
@@ -40,11 +40,11 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """What is asked of one prompt of a call.
+    """Options of one prompt.
 
-    rid:                names it; None = it is named after the call
-    adapter:            of the prompt; None = the call's `model`
-    logprob_start_len:  place in the prompt from which on its tokens are scored; -1 = none is
+    rid:                id of the prompt; None = derived from the request's id
+    adapter:            adapter of the prompt; None = the request's `model`
+    logprob_start_len:  first prompt position with log-probabilities; -1 = none
     """
 
     rid: str | None
@@ -185,17 +185,17 @@ class GenerateBody(Body):
         """The prompts, and the name of the field that holds them."""
         if self.text is not None:
             return self.text, "text"
-        assert self.input_ids is not None  # `_check_input` has seen to it
+        assert self.input_ids is not None  # `_check_input` guarantees it
         return self.input_ids, "input_ids"
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are."""
+        """The number of prompts."""
         return len(self.given[0].prompts)
 
     @property
     def options(self) -> list[PromptOptions]:
-        """What is asked of each prompt. `parse_generate` has seen that the lists are as long."""
+        """The options of each prompt. `parse_generate` has checked the lengths of the lists."""
         rids = self.rid if isinstance(self.rid, list) else [None]
         columns = (
             rids,
@@ -219,7 +219,7 @@ class GenerateBody(Body):
         ]
 
     def _with_processor(self, sampling: NativeSampling) -> NativeSampling:
-        """Give a prompt the call's processor of logits, unless it names one of its own."""
+        """Apply the request's logit processor to a prompt that does not name its own."""
         name = self.custom_logit_processor
         if name is None or sampling.custom_logit_processor is not None:
             return sampling
@@ -235,7 +235,7 @@ def _each(values: Sequence[ValueT], num: int) -> Sequence[ValueT]:
 
 
 def parse_generate(body: Any) -> GenerateBody:
-    """Validate a body of /generate. Its `sampling_params` become a list: one for all or one each.
+    """Validate a body of /generate; `sampling_params` becomes a list of one, or one per prompt.
 
     Raises InvalidRequest.
     """

@@ -1,8 +1,7 @@
-"""/generate in SGLang's shape: from a body to a job.
+"""SGLang's /generate: from a body to a job.
 
-One text gives an object, a list of texts (or n > 1) gives a list; events of a stream over several
-have an `index`. An event holds everything since the start, or with `api.stream_text: delta` what
-is new.
+A single text returns an object; a list of texts (or n > 1) returns a list, and its stream events
+have an `index`. Events are cumulative, or hold only new output with `api.stream_text: delta`.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob(Job):
-    """One checked request of one or many prompts.
+    """A checked request of one or several prompts.
 
-    is_list:   whether the answer is a list
-    is_delta:  whether an event of a stream holds only what is new
+    is_list:   whether the response is a list
+    is_delta:  whether a stream event holds only new output
     """
 
     body: GenerateBody
@@ -55,7 +54,7 @@ class GenerateJob(Job):
     answers: AnswerOptions
 
     async def result(self, outputs: OutputStream) -> Any:
-        """Return the whole answer."""
+        """Return the whole response."""
         replies = self.replies()
         writer = AnswerWriter(self.prompts, replies, self.answers, is_delta=False)
         await replies.gather(outputs)
@@ -63,7 +62,7 @@ class GenerateJob(Job):
         return answers if self.is_list else answers[0]
 
     def writer(self) -> GenerateWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of a streamed response."""
         return GenerateWriter(self)
 
     def replies(self) -> Replies:
@@ -72,7 +71,7 @@ class GenerateJob(Job):
 
 
 class GenerateWriter(ChunkWriter):
-    """Writes a reply so far, or what is new of it, whenever enough is new."""
+    """Writes a reply so far, or its new part, once enough is new."""
 
     def __init__(self, job: GenerateJob) -> None:
         self._replies = job.replies()
@@ -99,7 +98,7 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
 
 
 def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
-    """Raise InvalidRequest if hidden states are asked for and not available.
+    """Raise InvalidRequest if hidden states are requested but not available.
 
     num_tokens:  of all prompts and outputs
     """
@@ -145,7 +144,7 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
 def _check_logprobs(
     prompts: Sequence[Prompt], samplings: Sequence[SamplingParams], *, is_repeated: bool
 ) -> None:
-    """Raise InvalidRequest if the answer, or one event of a stream, may be too large."""
+    """Raise InvalidRequest if the response, or one stream event, may be too large."""
     num_tokens = 0
     for prompt, sampling in zip(prompts, samplings, strict=True):
         if sampling.logprobs is not None:
@@ -157,7 +156,7 @@ def _check_logprobs(
 
 
 def _prompts(rid: str, options: Sequence[PromptOptions], ids: Sequence[list[int]]) -> list[Prompt]:
-    """Return the prompts; one without a name gets the request's, numbered if there are several."""
+    """Return the prompts; one without an id gets the request's, numbered if there are several."""
     return [
         Prompt(
             name=one.rid or (f"{rid}_{number}" if len(options) > 1 else rid),
@@ -170,7 +169,7 @@ def _prompts(rid: str, options: Sequence[PromptOptions], ids: Sequence[list[int]
 
 
 async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) -> GenerateJob:
-    """Check everything that can be checked before the engine is asked.
+    """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """

@@ -1,6 +1,6 @@
-"""/parse_function_call and /separate_reasoning, as SGLang has them: the parsers alone, no model.
+"""SGLang's /parse_function_call and /separate_reasoning: the parsers alone, without a model.
 
-What they say of a text is what an answer of that text would have been read as.
+They parse a text exactly as if the model had generated it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PARSE_BODIES: Mapping[str, type[Body]] = {
 
 
 def parse_routes(server: ServerState) -> APIRouter:
-    """Return the router of both."""
+    """Return the router of both paths."""
     router = APIRouter(tags=["parsers"])
 
     @router.post("/parse_function_call")
@@ -92,7 +92,7 @@ def _answer(server: ServerState, body: Body, answer: dict[str, Any]) -> Response
 
 
 def _call_formats(server: ServerState, name: str | None) -> ReplyFormats:
-    """Return formats that read calls and nothing else. Raises InvalidRequest."""
+    """Return formats that parse only tool calls. Raises InvalidRequest."""
     formats = replace(server.formats, reasoning_format=None)
     if name is not None:
         form = TOOL_FORMATS.get(name)
@@ -103,7 +103,7 @@ def _call_formats(server: ServerState, name: str | None) -> ReplyFormats:
 
 
 def _reasoning_formats(server: ServerState, name: str | None) -> ReplyFormats:
-    """Return formats that read only reasoning. Raises InvalidRequest."""
+    """Return formats that parse only reasoning. Raises InvalidRequest."""
     formats = replace(server.formats, tool_format=None)
     if name is not None:
         form = reasoning_format(name)

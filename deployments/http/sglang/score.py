@@ -1,8 +1,8 @@
-"""/v1/score, in SGLang's shape: how likely each of some tokens is after a query and each item.
+"""SGLang's /v1/score: probabilities of label tokens after a query and each item.
 
-Every item is scored by itself; the pages of the query are shared by way of the prefix cache. The
-engine is asked for the likeliest tokens; a label that is not among them is asked for again, as the
-only token that may come.
+Each item is scored separately; the prefix cache shares the query's pages. The engine returns the
+most likely tokens; a label that is not among them is scored by a second request that allows no
+other token.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ScoreBody(Body):
 
     @property
     def prompts(self) -> list[PromptInput]:
-        """Query and item together, for each item."""
+        """The concatenation of query and item, for each item."""
         given = [(self.query, item) for item in self.items]
         pairs = [(item, query) if self.item_first else (query, item) for query, item in given]
         return [first + second for first, second in pairs]  # type: ignore[operator]
@@ -75,14 +75,14 @@ class ScoreBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreJob(Job):
-    """One checked request."""
+    """A checked request."""
 
     body: ScoreBody
     server: ServerState
     model: str
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return a list of scores for each item, one for each label."""
+        """Return a list of scores per item, with one score per label."""
         found = [dict(_of_top(line)) for line in await _first_tokens(outputs, len(self.requests))]
         missing = [
             (item, label)
@@ -103,7 +103,7 @@ class ScoreJob(Job):
         }
 
     async def _forced(self, missing: Sequence[tuple[int, int]]) -> list[float]:
-        """Return the log-probabilities of labels that are not among the likeliest tokens."""
+        """Return the log-probabilities of labels that are not among the most likely tokens."""
         logprobs: list[float] = []
         size = self.server.calls.limits.max_sequences
         for start in range(0, len(missing), size):
@@ -128,7 +128,7 @@ def _of_top(line: TokenLogprob) -> list[tuple[int, float]]:
 
 
 def _scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:
-    """Return probabilities: of all tokens, or with `softmax` of the labels alone."""
+    """Return probabilities over all tokens, or with `softmax` over the labels alone."""
     likeliest = max(logprobs) if softmax else 0.0
     if likeliest == -math.inf:
         return [0.0 for _ in logprobs]
@@ -137,7 +137,7 @@ def _scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:
 
 
 async def prepare_score(server: ServerState, body: ScoreBody, rid: str) -> ScoreJob:
-    """Check everything that can be checked before the engine is asked.
+    """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """

@@ -21,7 +21,7 @@ MAX_TOP_TOKENS = 5
 
 
 class TgiGrammar(Body):
-    """A constraint: a JSON schema, as an object, as its text or with a name; or a pattern."""
+    """A constraint: a regex, or a JSON schema as an object, as text, or with a name."""
 
     type: Literal["json", "json_object", "json_schema", "regex"]
     value: Annotated[Any, WithJsonSchema({"type": ["object", "string"]})]
@@ -40,7 +40,7 @@ class TgiParameters(SamplingBody):
     decoder_input_details: bool | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=MAX_TOP_TOKENS)] | None = None
     watermark: Annotated[Any, only(False)] = None
-    # TGI answers with one sequence, and keeps its stop sequence.
+    # TGI returns one sequence and includes the stop sequence.
     n: Annotated[Any, only(1)] = None
     no_stop_trim: Annotated[Any, only(True)] = None
     grammar: TgiGrammar | None = None
@@ -57,7 +57,7 @@ class TgiParameters(SamplingBody):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are drawn: asked for outright, or by a parameter that shapes the draw."""
+        """Whether to sample: set by `do_sample`, or implied by a sampling parameter."""
         if self.temperature == 0:
             return False
         shapes = (self.temperature not in (None, 1), self.top_p not in (None, 1), self.top_k)
@@ -65,7 +65,7 @@ class TgiParameters(SamplingBody):
 
 
 class TgiBody(Body):
-    """A prompt and how to go on from it."""
+    """A prompt and its generation parameters."""
 
     inputs: str
     parameters: TgiParameters = Field(default_factory=TgiParameters)
@@ -76,7 +76,7 @@ class TgiBody(Body):
 def parse_tgi(body: Any, *, stream: bool | None = None) -> TgiBody:
     """Validate a body.
 
-    stream:  whether the path alone says that the answer is streamed, or is not; None = the body
+    stream:  whether the path itself selects streaming; None = the body's field selects it
 
     Raises InvalidRequest.
     """

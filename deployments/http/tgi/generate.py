@@ -1,7 +1,7 @@
-"""TGI's /generate, /generate_stream and /: from a body to a job, and from outputs to its objects.
+"""TGI's /generate, /generate_stream and /: from a body to a job, and from outputs to responses.
 
-As in TGI, the model's generation_config is not looked at, tokens are the most likely ones unless
-sampling is asked for, and a stop sequence stays in the text.
+As in TGI, the model's generation_config is ignored, decoding is greedy unless sampling is
+requested, and stop sequences remain in the text.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TgiJob(Job):
-    """One checked request.
+    """A checked request.
 
-    seed:   of the draw, where there is exactly one
-    wraps:  whether the whole answer is a list of one
+    seed:   of the sampling, if there is exactly one sequence
+    wraps:  whether the whole response is a list of one
     """
 
     body: TgiBody
@@ -64,7 +64,7 @@ class TgiJob(Job):
         return self.requests[0].prompt_ids
 
     async def result(self, outputs: OutputStream) -> Any:
-        """Return the whole answer: of several sequences, the likeliest."""
+        """Return the whole response; of several sequences, it holds the most likely."""
         replies = Replies(1, self.requests[0].sampling.n)
         await replies.gather(outputs)
         (best,) = replies.best(1)
@@ -80,7 +80,7 @@ class TgiJob(Job):
         return [answer] if self.wraps else answer
 
     def writer(self) -> TgiWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of a streamed response."""
         return TgiWriter(self)
 
     def chunk(self, number: int, token: TextToken, entry: TokenLogprob | None) -> Chunk:
@@ -96,7 +96,7 @@ class TgiJob(Job):
         return chunk
 
     def last_fields(self, reply: Reply) -> dict[str, Any]:
-        """Return what the last chunk holds of the whole reply."""
+        """Return the fields of the last chunk that describe the whole reply."""
         details = self._ending(reply) | {"input_length": len(self.prompt_ids)}
         return {"generated_text": self._text(reply), "details": details}
 
@@ -149,7 +149,7 @@ class TgiJob(Job):
 
 
 class TgiWriter(ChunkWriter):
-    """Writes a chunk for each token; the last one holds the whole text."""
+    """Writes a chunk per token; the last one holds the whole text."""
 
     def __init__(self, job: TgiJob) -> None:
         self._job = job
@@ -195,7 +195,7 @@ def _check(body: TgiBody) -> None:
 
 
 def _constraint(grammar: TgiGrammar) -> Constraint:
-    """Return the constraint in engine's terms. Raises InvalidRequest."""
+    """Return the constraint as the engine expects it. Raises InvalidRequest."""
     value, param = grammar.value, f"{PREFIX}grammar.value"
     if grammar.type == "regex":
         if not isinstance(value, str) or not value:
@@ -232,7 +232,7 @@ def _sampling(server: ServerState, body: TgiBody, seed: int | None, room: int) -
 
 
 def _seed(parameters: TgiParameters) -> int | None:
-    """Return the seed of a single draw, which the answer reports so that it can be repeated."""
+    """Return the seed of a single sequence; the response reports it for reproduction."""
     if parameters.seed is not None:
         return as_seed(parameters.seed)
     is_one_draw = parameters.samples and (parameters.best_of or 1) == 1
@@ -242,9 +242,9 @@ def _seed(parameters: TgiParameters) -> int | None:
 async def prepare_tgi(
     server: ServerState, body: TgiBody, rid: str, *, wraps: bool = False
 ) -> TgiJob:
-    """Check everything that can be checked before the engine is asked.
+    """Check everything that can be checked without the engine.
 
-    wraps:  whether the whole answer is to be a list of one
+    wraps:  whether the whole response is a list of one
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """

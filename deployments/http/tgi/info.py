@@ -1,4 +1,4 @@
-"""What TGI's /info says of the server."""
+"""TGI's /info."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remora.deployments.http.generation.server_state import ServerState
 
 
 def tgi_info(server: ServerState) -> dict[str, Any]:
-    """Return what TGI's /info says."""
+    """Return the body of /info."""
     plan, limits = server.plan, server.config.limits
     return {
         "model_id": plan.served_model_name,
