@@ -76,7 +76,7 @@ class ChunkWriter:
         return ()
 
     def close(self) -> None:
-        """Release the resources of the stream. Called once, however the stream ends."""
+        """Release the resources of the stream. Called once after `begin`, however it ends."""
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
         """Return a variant of `chunks` that returns bytes; a writer may have a faster one."""
@@ -136,7 +136,6 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with AsyncExitStack() as held:
             held.push_async_callback(self._outputs.aclose)
-            held.callback(self._writer.close)
             try:
                 await send(start)
                 await self._send_events(wire, receive)
@@ -161,7 +160,16 @@ class EventStream(Response):
                 await wire.send_in_time(b"", more_body=False)
 
     async def _write(self, wire: _Wire) -> None:
-        """Send all frames. An error becomes a frame too, since the status has been sent."""
+        """Send all frames; the writer is closed before the client sees the stream's end."""
+        try:
+            await self._write_chunks(wire)
+        finally:
+            self._writer.close()
+        if self._dialect.last:
+            await wire.send(self._dialect.last)
+
+    async def _write_chunks(self, wire: _Wire) -> None:
+        """Send all chunks. An error becomes a frame too, since the status has been sent."""
         dialect, writer = self._dialect, self._writer
         write, send, next_output = writer.framed(dialect.frame), wire.send, self._outputs.__anext__
         has_ended = False
@@ -183,14 +191,12 @@ class EventStream(Response):
             except Exception as error:
                 # A boundary, as above.
                 body, has_ended = self._failed(error), True
-        if dialect.last:
-            await send(dialect.last)
 
     async def _ending(self) -> bytes:
         try:
             return self._writer.joined(await self._writer.end(), self._dialect.frame)
         except Exception as error:
-            # A boundary, as in `_write`.
+            # A boundary, as in `_write_chunks`.
             return self._failed(error)
 
     def _failed(self, error: Exception) -> bytes:

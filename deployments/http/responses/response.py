@@ -129,7 +129,11 @@ class ResponseWriter(ChunkWriter):
         events = self._replies.of(prompt, output).add(output)
         entries = output.logprobs if self._job.body.wants_logprobs else None
         logprobs = self._job.chat.logprobs.chat(entries)["content"] if entries else ()
-        return self._items.take(events, logprobs)
+        chunks = self._items.take(events, logprobs)
+        if output.finish_reason is None:
+            return chunks
+        # Not with the last events: storing the response may take long.
+        return chunks + self._items.finish(self._item_status())
 
     async def end(self) -> Sequence[Chunk]:
         """Return the last events."""
@@ -152,7 +156,7 @@ class ResponseWriter(ChunkWriter):
         """Return the last item events and the complete response; store it if requested."""
         job, reason = self._job, self._replies.all[0].reason
         status = {_LENGTH: "incomplete", _ABORT: "cancelled"}.get(reason or "", "completed")
-        events = self._items.finish("completed" if status == "completed" else "incomplete")
+        events = self._items.finish(self._item_status())
         response = job.response(status) | {
             "output": self._items.items,
             "usage": _usage(self._replies.usage([len(job.chat.prompt_ids)])),
@@ -165,6 +169,10 @@ class ResponseWriter(ChunkWriter):
             items = [as_written(item, job.ids) for item in job.body.input]
             await job.archive.keep(Record(response, items))
         return events, response
+
+    def _item_status(self) -> str:
+        is_cut_off = self._replies.all[0].reason in (_LENGTH, _ABORT)
+        return "incomplete" if is_cut_off else "completed"
 
     def _numbered(self, events: Iterable[dict[str, Any]]) -> list[Chunk]:
         return [event | {"sequence_number": next(self._numbers)} for event in events]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import aclosing
 from typing import Any
 
@@ -10,13 +11,16 @@ import httpx
 import openai
 import pytest
 from pydantic import BaseModel
+from starlette.types import Message, Receive, Scope, Send
 
 from remora.configs.errors import EngineError
 from remora.deployments.http.endpoints import RESPONSES
 from remora.deployments.http.generation import endpoint
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.responses.archive import archive_of
-from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+from remora.deployments.http.responses.archive import Record, archive_of
+from remora.deployments.http.responses.response import ResponseJob
+from tests.deployments.connection import Connection
+from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_app, make_client
 from tests.deployments.http.openai.test_openai_client import openai_client
 from tests.deployments.http.responses.test_response import (
     ADD,
@@ -207,3 +211,50 @@ async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
 
     assert while_it_runs is not None
     assert archive_of(server).running(id_) is None
+
+
+async def test_a_response_is_not_running_once_its_client_sees_the_end() -> None:
+    app = make_app()
+    read: list[str] = []
+    ids: list[str] = []
+
+    async def read_at_the_end(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_read(message: Message) -> None:
+            body = message.get("body", b"")
+            ids.extend(re.findall(r'"id":"(resp_[0-9a-f]+)"', body.decode()))
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                async with client_of(app) as client:
+                    response = await client.get(f"/v1/responses/{ids[0]}")
+                read.append(response.json()["status"])
+            await send(message)
+
+        await app(scope, receive, send_and_read)
+
+    connection = Connection(read_at_the_end, "/v1/responses", {"input": "Hi", "stream": True})
+    await connection.task
+
+    assert read == ["completed"]
+
+
+async def test_items_end_before_the_response_is_stored() -> None:
+    server = ServerState.over(FakeServer())
+    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, "r1")
+    stored: list[Record] = []
+
+    async def keep(record: Record) -> None:
+        stored.append(record)
+
+    assert isinstance(job, ResponseJob)
+    job.archive.keep = keep  # type: ignore[method-assign]
+    names: list[tuple[str, int]] = []
+    writer = job.writer()
+    writer.begin()
+    async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
+        async for prompt, output in outputs:
+            names += [(chunk["type"], len(stored)) for chunk in writer.chunks(prompt, output)]
+    names += [(chunk["type"], len(stored)) for chunk in await writer.end()]
+
+    assert names[-4:] == [
+        *((f"response.{name}", 0) for name in MESSAGE_END),
+        ("response.completed", 1),
+    ]
