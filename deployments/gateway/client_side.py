@@ -92,7 +92,8 @@ class ClientSide:
             return
         for part in parts:
             if part != self._dialect.keep_alive:
-                self.num_events += 1
+                # A part may hold several events; its data has no bare line ends.
+                self.num_events += part.count(self._end_of_event)
                 self.num_bytes += len(part)
                 self.checksum = crc32(part, self.checksum)
         await self._send_body(parts[0] if len(parts) == 1 else b"".join(parts))

@@ -55,6 +55,17 @@ async def test_a_head_and_a_body_pass_through() -> None:
     assert [message.get("more_body", True) for message in client.messages] == [True, True, False]
 
 
+async def test_a_late_error_has_the_number_after_those_of_all_events() -> None:
+    client = Client(RESPONSES)
+    first, second, third = (b"event: e\ndata: {}\n\n" for _ in range(3))
+
+    await client.side.pass_head(STREAM)
+    await client.side.pass_body([first + second, third])
+    await client.side.fail(Unavailable("No."))
+
+    assert b'"sequence_number":3}' in client.body
+
+
 async def test_a_stream_that_waited_has_one_head() -> None:
     client = Client()
 
