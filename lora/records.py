@@ -1,7 +1,7 @@
 """Messages between the manager and the replicas. Plain values, pickled by Ray.
 
-Each side sends its full state: the manager its registry, unless the replica has that revision
-already, and a replica the state of its adapters.
+Each side sends what changed since its last message: the manager's registry by revision, a replica's
+adapters by report number. It sends its full state if the other side lacks that message.
 
 An adapter is identified by its lora_id, a number that is never reused: a name that is loaded again
 gets a new lora_id, and with it its own namespace of the prefix cache.
@@ -10,7 +10,7 @@ gets a new lora_id, and with it its own namespace of the prefix cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Owner = Literal["config", "repo", "api"]
@@ -64,35 +64,51 @@ class AdapterReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """The adapters that replicas serve.
+    """The adapters that replicas serve: all of them, or the changes since a revision.
 
     revision:  grows with every change
-    active:    at most one of each name; empty if the replica has this revision already
+    follows:   revision that `active` and `gone` are changes to; 0 = `active` is complete
+    active:    at most one of each name
+    gone:      names that are not served any more
     staged:    to load but not to serve yet; they are served once every replica has loaded them
     ended:     lora_ids whose requests are aborted
-    asks:      the manager does not know the replica: the next report must carry `records`
+    asks:      the manager lacks the report that the last one follows: the next must be complete
     """
 
     revision: int
+    follows: int = 0
     active: tuple[AdapterRecord, ...] = ()
+    gone: frozenset[str] = frozenset()
     staged: tuple[AdapterRecord, ...] = ()
     ended: frozenset[int] = frozenset()
     asks: bool = False
 
+    def applied_to(self, before: Desired) -> Desired:
+        """Return the complete state; `before` is the one of revision `follows`."""
+        if not self.follows:
+            return self
+        kept = {record.name: record for record in before.active if record.name not in self.gone}
+        active = kept | {record.name: record for record in self.active}
+        return replace(self, follows=0, active=tuple(active.values()), gone=frozenset())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """The state of a replica.
+    """The state of a replica: complete, or the changes since an earlier report.
 
     number:    of this report; grows
+    follows:   number of the report that `adapters` and `gone` are changes to; 0 = complete
     revision:  of the records that the replica serves; 0 = none yet
-    adapters:  state of each adapter
+    adapters:  state of each adapter that changed
+    gone:      lora_ids that the replica has dropped
+    records:   served adapters, for a manager that may have lost them; only in a complete report
     stats:     the replica's counters
-    records:   served adapters, for a manager that may have lost them; None = not asked for
     """
 
     number: int
+    follows: int
     revision: int
     adapters: tuple[AdapterReport, ...]
+    gone: frozenset[int]
+    records: tuple[AdapterRecord, ...]
     stats: Mapping[str, float]
-    records: tuple[AdapterRecord, ...] | None = None

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
 from remora.configs.sections.lora import ADAPTER_NAME
 from remora.lora.records import AdapterRecord, Desired, Owner
 
+# Changes that are kept for replicas; one that missed more gets the complete state.
+MAX_CHANGES = 256
 _NAME = re.compile(ADAPTER_NAME)
 # The columns are the fields of AdapterRecord, in their order; `version` is the lora_id.
 _SCHEMA = """
@@ -41,6 +45,8 @@ class Registry:
         self._base = base
         self._max_pinned = max_pinned
         self._revision = time.time_ns()  # differs from every revision of an earlier manager
+        # Revisions with the names whose records they changed; the first one changed none.
+        self._changes = deque([(self._revision, tuple[str, ...]())], MAX_CHANGES)
         self._staged: dict[int, AdapterRecord] = {}
         self._ended: set[int] = set()
         try:
@@ -79,12 +85,17 @@ class Registry:
         return frozenset(self._ended)
 
     def desired(self, known: int = 0) -> Desired:
-        """Return the state for a replica that has the revision `known`."""
-        if known == self._revision:
-            return Desired(revision=known, ended=self.ended)
+        """Return the changes for a replica that has the revision `known`.
+
+        That is the complete state if `known` is too old or a revision of another manager.
+        """
+        changed = self._changed_since(known)
+        names = self._records if changed is None else changed
         return Desired(
             revision=self._revision,
-            active=self.records,
+            follows=0 if changed is None else known,
+            active=tuple(self._records[name] for name in names if name in self._records),
+            gone=frozenset(name for name in names if name not in self._records),
             staged=tuple(self._staged.values()),
             ended=self.ended,
         )
@@ -113,7 +124,7 @@ class Registry:
             self._check_pins(name)
         record = AdapterRecord(name, self._next_id(), source, pinned, owner)
         self._staged[record.lora_id] = record
-        self._revision += 1
+        self._note_change()
         return record
 
     def commit(self, lora_id: int, digest: str) -> AdapterRecord:
@@ -125,7 +136,7 @@ class Registry:
     def drop(self, lora_id: int) -> None:
         """Remove a staged adapter; no error if it is unknown."""
         if self._staged.pop(lora_id, None) is not None:
-            self._revision += 1
+            self._note_change()
 
     def remove(self, name: str, *, ends: bool = False) -> AdapterRecord:
         """Stop serving an adapter. Raises UnknownModel.
@@ -137,7 +148,7 @@ class Registry:
         del self._records[name]
         if ends:
             self._ended.add(record.lora_id)
-        self._revision += 1
+        self._note_change(name)
         return record
 
     def forget_ended(self, lora_id: int) -> None:
@@ -188,6 +199,17 @@ class Registry:
         """Close the file."""
         self._file.close()
 
+    def _note_change(self, *names: str) -> None:
+        self._revision += 1
+        self._changes.append((self._revision, names))
+
+    def _changed_since(self, revision: int) -> Iterable[str] | None:
+        """Return the names whose records changed since a revision; None = unknown."""
+        newer = [names for number, names in self._changes if number > revision]
+        if len(newer) == len(self._changes) or revision > self._revision:
+            return None
+        return dict.fromkeys(chain.from_iterable(newer))
+
     def _get(self, name: str) -> AdapterRecord:
         record = self._records.get(name)
         if record is None:
@@ -223,4 +245,4 @@ class Registry:
             self._file.execute("BEGIN")
             self._file.executemany(f"INSERT OR REPLACE INTO adapters VALUES ({marks})", records)
         self._records |= {record.name: record for record in records}
-        self._revision += 1
+        self._note_change(*(record.name for record in records))

@@ -1,6 +1,6 @@
 """The LoRAManager: keeps the adapters of all replicas of a model the same.
 
-Replicas call the manager, never the other way round: each reports its state and gets an answer
+Replicas call the manager, never the other way round: each reports its changes and gets an answer
 when the set of adapters changes. A new adapter is served once every replica has loaded it; until
 then, and if one of them fails, the old one of that name stays. Requests do not pass the manager:
 without it, replicas serve what they have.
@@ -46,7 +46,7 @@ MISSING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _ReplicaState:
-    """The last report of a replica.
+    """The state of a replica after its last report.
 
     number:    of the report
     revision:  of the records that it serves
@@ -99,24 +99,31 @@ class LoRAManager:
     # -- for replicas --------------------------------------------------------------------------
 
     async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
-        """Take in a replica's state and return the registry's.
+        """Take in a replica's changes and return the registry's.
 
         waits:  whether to answer only when the registry changes, or after SYNC_S
         """
-        if report.records is not None:
+        if report.follows == 0:
             await self._begin(report.records)
-        elif replica not in self._replicas:
+        if not self._take_in(replica, report):
             return Desired(revision=report.revision, asks=True)
-        self._take_in(replica, report)
         if waits:
             await self._until(lambda: self._registry.revision != report.revision, SYNC_S)
         return self._registry.desired(report.revision)
 
-    def _take_in(self, replica: str, report: ReplicaReport) -> None:
+    def _take_in(self, replica: str, report: ReplicaReport) -> bool:
+        """Update a replica's state; return False if the report follows one that is missing."""
         known = self._replicas.get(replica)
         if known is not None and report.number <= known.number:
-            return  # a later report arrived first
-        reports = {adapter.lora_id: adapter for adapter in report.adapters}
+            return True  # a later, complete report arrived first
+        reports: dict[int, AdapterReport] = {}
+        if report.follows:
+            if known is None or report.follows != known.number:
+                return False
+            reports.update(known.reports)
+        reports.update((adapter.lora_id, adapter) for adapter in report.adapters)
+        for lora_id in report.gone:
+            reports.pop(lora_id, None)
         self._replicas[replica] = _ReplicaState(
             report.number, report.revision, reports, report.stats, self._clock()
         )
@@ -128,6 +135,7 @@ class LoRAManager:
         for lora_id in filter(self._is_gone, self._registry.ended):
             self._registry.forget_ended(lora_id)
         self._wakeup.wake()
+        return True
 
     # -- for operators -------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ class Manager(Protocol):
     """See LoRAManager."""
 
     async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
-        """Report a replica's state; return the registry's."""
+        """Report a replica's changes; return the registry's."""
         ...
 
     async def load(

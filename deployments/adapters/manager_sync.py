@@ -1,7 +1,8 @@
 """Keeps a replica's adapters as the manager wants them, and reports their state at every change.
 
-Each call sends the replica's full state and receives the registry's, if that has changed. While
-the manager is away the replica serves what it has, and calls again until the manager answers.
+Each call sends what changed at the replica since the last report and receives what changed in the
+registry. A manager that lacks the last report asks for the complete state. While the manager is
+away the replica serves what it has, and calls again until the manager answers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.manager_handle import Manager
 from remora.deployments.scoped_task import scoped_task
 from remora.lora.adapter_cache import AdapterCache
-from remora.lora.records import Desired, ReplicaReport
+from remora.lora.records import AdapterReport, Desired, ReplicaReport
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,10 @@ class AdapterSync:
         self._slots = slots
         self._end = end
         self._desired = Desired(revision=0)
+        # The adapters as last reported; None = the manager needs a complete report.
+        self._reported: Mapping[int, AdapterReport] | None = None
         self._reported_at = 0  # num_changes of the cache at the last report
         self._num_reports = 0
-        self._sends_records = True
         self._running: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -100,7 +102,7 @@ class AdapterSync:
                     await self._exchange(waits=False)
 
     async def _exchange(self, *, waits: bool) -> Desired:
-        """Report the state and return the registry's; retry while the manager is away.
+        """Report changes and return the registry's; retry while the manager is away.
 
         waits:  whether the manager may delay the answer until it has a change
         """
@@ -114,25 +116,30 @@ class AdapterSync:
                 continue
             if not desired.asks:
                 return desired
-            self._sends_records = True
+            self._reported = None
 
     async def _report(self) -> ReplicaReport:
+        """Return what changed since the last report, or the complete state."""
         self._reported_at = self._adapter_cache.num_changes
         slots = await self._slots()
-        self._num_reports += 1
-        records = self._desired.active if self._sends_records else None
-        self._sends_records = False
-        return ReplicaReport(
-            number=self._num_reports,
+        current = {each.lora_id: each for each in self._adapter_cache.reports(slots)}
+        is_complete = self._reported is None
+        reported = self._reported or {}
+        report = ReplicaReport(
+            number=self._num_reports + 1,
+            follows=0 if is_complete else self._num_reports,
             revision=self._desired.revision,
-            adapters=self._adapter_cache.reports(slots),
+            adapters=tuple(each for each in current.values() if reported.get(each.lora_id) != each),
+            gone=frozenset(reported.keys() - current.keys()),
+            records=self._desired.active if is_complete else (),
             stats=self._adapter_cache.stats,
-            records=records,
         )
+        self._num_reports, self._reported = report.number, current
+        return report
 
     async def _adopt(self, desired: Desired) -> None:
         if desired.revision != self._desired.revision:
-            self._desired = desired
-            self._adapter_cache.adopt(desired)
+            self._desired = desired.applied_to(self._desired)
+            self._adapter_cache.adopt(self._desired)
         for lora_id in desired.ended:
             await self._end(lora_id)

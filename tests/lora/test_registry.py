@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
+from remora.lora import registry as module
+from remora.lora.records import Desired
 from remora.lora.registry import Registry
 
 
@@ -164,8 +168,49 @@ def test_versions_are_never_used_twice(
     registry.close()
 
 
-def test_a_replica_that_has_the_revision_gets_no_records() -> None:
+NAMES = ("a", "b", "c")
+ACTIONS = ("load", "remove", "pin", "unpin", "stage", "sync")
+CHANGES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from(NAMES)), max_size=40)
+
+
+@given(changes=CHANGES, limit=st.integers(2, 8))
+def test_a_replica_that_applies_changes_has_all_records(
+    changes: list[tuple[str, str]], limit: int
+) -> None:
+    """Whenever it calls, however many changes it missed, and whichever manager it had before."""
+    with mock.patch.object(module, "MAX_CHANGES", limit):
+        registry = make()
+    had = Desired(revision=1)
+    for action, name in changes:
+        with suppress(UnknownModel, InvalidRequest):
+            match action:
+                case "load":
+                    staged = registry.stage(name, "/x", owner="api")
+                    registry.commit(staged.lora_id, "")
+                case "stage":
+                    registry.stage(name, "/x", owner="api")
+                case "remove":
+                    registry.remove(name)
+                case "sync":
+                    had = registry.desired(had.revision).applied_to(had)
+                    assert sorted(had.active) == sorted(registry.records)
+                case _:
+                    registry.pin(name, pinned=action == "pin")
+    had = registry.desired(had.revision).applied_to(had)
+    assert sorted(had.active) == sorted(registry.records)
+    assert had.staged == registry.desired().staged
+    registry.close()
+
+
+def test_a_replica_gets_only_what_changed() -> None:
     registry = make()
-    load(registry, "a")
+    for name in NAMES:
+        load(registry, name)
+    known = registry.revision
+    registry.remove("a")
+    registry.pin("b", pinned=True)
+    desired = registry.desired(known)
+    assert (desired.follows, desired.active) == (known, (registry.find("b"),))
+    assert desired.gone == {"a"}
     assert registry.desired().active == registry.records
     assert not registry.desired(registry.revision).active
