@@ -1,4 +1,4 @@
-"""Bodies of /v1/messages and its count_tokens: Anthropic's API, as far as text can serve it."""
+"""Bodies of /v1/messages and its count_tokens: Anthropic's API for text models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from remora.deployments.http.core.fields import (
 from remora.deployments.http.generation.bodies import TemplateKwargs
 from remora.deployments.http.generation.messages import CallId, ToolName
 
-# What a block of each type must hold.
+# Required fields of a block by type.
 _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "text": ("text",),
@@ -54,7 +54,7 @@ def _check_block_type(value: Any) -> str:
 
 
 def _check_result(value: Any) -> str:
-    """Return the text of a tool's result."""
+    """Return the text of a tool result."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -78,7 +78,7 @@ def _as_blocks(value: Any) -> Any:
 
 
 class Block(Body):
-    """A piece of a message: text, reasoning, a tool call, or a tool's result."""
+    """A content block: text, reasoning, a tool call, or a tool result."""
 
     type: Annotated[
         str,
@@ -95,7 +95,7 @@ class Block(Body):
         str, PlainValidator(_check_result), WithJsonSchema({"type": ["string", "array"]})
     ] = ""
     is_error: bool | None = None
-    # Marks of Anthropic's own service, without effect here.
+    # Fields of Anthropic's own service, without effect here.
     signature: str | None = None
     data: str | None = None
     cache_control: Any = None
@@ -144,7 +144,7 @@ def _check_tool_type(value: Any) -> Any:
 
 
 class ToolParam(Body):
-    """A tool that is offered to the model."""
+    """A tool available to the model."""
 
     type: Annotated[Any, PlainValidator(_check_tool_type), WithJsonSchema({"const": "custom"})] = (
         None
@@ -162,7 +162,7 @@ class ToolParam(Body):
 
 
 class Choice(Body):
-    """Who decides whether a tool is called."""
+    """Tool choice: whether the model may, must or must not call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -176,7 +176,7 @@ class Choice(Body):
 
 
 class ThinkingConfig(Body):
-    """Whether and how much the model thinks; reasoning is always returned whole."""
+    """Reasoning switch and budget. Reasoning is always returned whole."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -190,27 +190,27 @@ class ThinkingConfig(Body):
 
 
 class OutputFormat(Body):
-    """What the text of the answer is held to."""
+    """Output format of the answer's text."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(Body):
-    """How the answer is written."""
+    """Reasoning effort and output format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class UserMetadata(Body):
-    """Bookkeeping of clients."""
+    """Client bookkeeping."""
 
     user_id: str | None = None
 
 
 class CountTokensBody(Body):
-    """Body of /v1/messages/count_tokens: what a prompt is made of."""
+    """Body of /v1/messages/count_tokens: the fields that make up the prompt."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     messages: Annotated[
@@ -224,7 +224,7 @@ class CountTokensBody(Body):
     tool_choice: Choice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # where betas had it
+    output_format: OutputFormat | None = None  # its place in beta versions
     chat_template_kwargs: TemplateKwargs = None
     # Hints to Anthropic's own service, without effect here.
     cache_control: Any = None
@@ -254,6 +254,6 @@ class MessagesBody(CountTokensBody):
     mcp_servers: Annotated[Any, only([])] = None
     inference_geo: Any = None
     diagnostics: Any = None
-    # Not Anthropic's: as in chat completions.
+    # Extensions of Anthropic's API, as in chat completions.
     priority: int | None = None
     cache_salt: Label | None = None

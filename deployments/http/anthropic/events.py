@@ -1,6 +1,6 @@
 """Content blocks of a message, and the events of a streamed message.
 
-Whole and streamed messages are built by the same code.
+The same code builds complete and streamed messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
 _NEW: Mapping[str, dict[str, Any]] = MappingProxyType(
     {TEXT: {"text": ""}, THINKING: {"thinking": "", "signature": ""}}
 )
-# Type of a block's deltas, and what they hold.
+# Type of a block -> type of its deltas, and the field that holds their text.
 _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         TEXT: ("text_delta", "text"),
@@ -38,7 +38,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class BlockWriter:
     """Writes one reply as blocks.
 
-    blocks:  all blocks so far; the last one has no text until it ends
+    blocks:  all blocks so far; the last block has no text until it ends
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class BlockWriter:
         self._pieces: list[str] = []
 
     def take(self, events: Iterable[ReplyEvent]) -> list[Event]:
-        """Add events of the reply; returns the API events."""
+        """Add events of the reply; return the API events."""
         found: list[Event] = []
         for event in events:
             match event:
@@ -62,7 +62,7 @@ class BlockWriter:
         return found
 
     def finish(self) -> list[Event]:
-        """End the reply. There is one block at least."""
+        """End the reply. An empty reply gets one empty text block."""
         begun = [] if self.blocks else self._begin(TEXT, _NEW[TEXT])
         return begun + self._end()
 
@@ -80,7 +80,7 @@ class BlockWriter:
         self.blocks.append({"type": kind, **fields})
         self._is_open, self._pieces = True, []
         begun = {"type": "content_block_start", "index": self._index}
-        # A copy, since the block is yet to change.
+        # A copy, since the block changes later.
         return [*found, begun | {"content_block": dict(self.blocks[-1])}]
 
     def _end(self) -> list[Event]:
@@ -100,7 +100,7 @@ class BlockWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments; empty if they were cut off, for half an object is none."""
+    """Return a call's arguments; empty if they are cut off and therefore not a JSON object."""
     try:
         value = parse_json(arguments.encode())
     except (InvalidRequest, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""/v1/messages: from a body to a job, and from outputs to Anthropic's messages and events."""
+"""/v1/messages: turns a body into a job, and outputs into Anthropic's messages and events."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from remora.engine.types import FinishReason, Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageJob(Job):
-    """One checked request."""
+    """A validated message request."""
 
     chat: PreparedChat
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         replies, blocks = self.chat.replies(), BlockWriter()
         async for prompt, output in outputs:
             blocks.take(replies.of(prompt, output).add(output))
@@ -43,7 +43,7 @@ class MessageJob(Job):
         return message | _end(reply, blocks)
 
     def writer(self) -> MessageWriter:
-        """Return the writer of a streamed answer."""
+        """Return the writer of the streamed answer."""
         return MessageWriter(self.chat)
 
 
@@ -65,7 +65,7 @@ class MessageWriter(ChunkWriter):
         return [{"type": "message_start", "message": _message(self._chat, reply)}, *events]
 
     async def end(self) -> Sequence[Chunk]:
-        """Return how the message ended."""
+        """Return the last events: the end of the last block, the stop reason and the usage."""
         reply, last = self._replies.all[0], self._blocks.finish()
         delta, usage = _end(reply, self._blocks), _usage(self._chat, reply)
         return [
@@ -76,7 +76,7 @@ class MessageWriter(ChunkWriter):
 
 
 def _message(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
-    """Return the message without its content and end."""
+    """Return the message without content and stop reason."""
     return {
         "id": f"msg_{chat.rid}",
         "type": "message",
@@ -90,7 +90,7 @@ def _message(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
 
 
 def _usage(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
-    """Return the usage so far; the prompt is the sum of what was cached and what was not."""
+    """Return the usage so far; the prompt's tokens are the sum of cached and uncached tokens."""
     return {
         "input_tokens": len(chat.prompt_ids) - reply.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -101,7 +101,7 @@ def _usage(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
 
 
 def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
-    """Return why the reply has ended. One that was aborted is cut off, as by a limit."""
+    """Return the stop reason. An aborted reply has that of a reply cut off by a limit."""
     stop_sequence = None
     if reply.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
         reason = "max_tokens"
@@ -115,7 +115,7 @@ def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
 
 
 async def prepare_message(server: ServerState, body: MessagesBody, rid: str) -> MessageJob:
-    """Check everything that can be checked before the engine is asked.
+    """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -128,7 +128,7 @@ async def prepare_message(server: ServerState, body: MessagesBody, rid: str) -> 
 
 
 async def count_tokens(server: ServerState, body: CountTokensBody) -> int:
-    """Return how many tokens the prompt of a body has.
+    """Return the number of prompt tokens of a body.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -145,7 +145,7 @@ def _knows_efforts(server: ServerState) -> bool:
 
 
 def anthropic_routes(server: ServerState) -> APIRouter:
-    """Return the routes of Anthropic's that make no text."""
+    """Return the routes of Anthropic's API that generate no text."""
     router = APIRouter(tags=["tokens"])
 
     @router.post("/v1/messages/count_tokens")

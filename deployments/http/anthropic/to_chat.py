@@ -1,4 +1,4 @@
-"""A body of /v1/messages as the body of a chat; faults of the latter in words of the former."""
+"""Converts a body of /v1/messages to a chat body; errors name the fields of /v1/messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RENAMES = renames(
     (r"^(tools\[\d+\])\.function", r"\1"),
 )
 _BETA_RENAMES = renames((r"^response_format(\.json_schema)?", "output_format"))
-# Fields that mean the same in both.
+# Fields with the same meaning in both bodies.
 _SAME = (
     "model",
     "max_tokens",
@@ -39,19 +39,19 @@ _SAME = (
     "cache_salt",
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Template variables that switch reasoning on.
+# Template variables that enable reasoning.
 _THINKING_ON = {"enable_thinking": True, "thinking": True}
 
 
 def renames_of(body: CountTokensBody) -> Renames:
-    """Return what a chat's fields are called in a body."""
+    """Return the rules that rename fields of the chat body to fields of `body`."""
     return RENAMES if body.output_format is None else _BETA_RENAMES + RENAMES
 
 
 def chat_body(body: CountTokensBody, *, knows_efforts: bool) -> ChatBody:
-    """Return the chat that a body asks for.
+    """Return the chat body of a request.
 
-    knows_efforts:  whether the model's template tells degrees of effort apart
+    knows_efforts:  whether the model's chat template distinguishes reasoning efforts
     Raises InvalidRequest.
     """
     chat: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
@@ -116,13 +116,15 @@ def _thinking(config: ThinkingConfig, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_begun(turn: Turn) -> bool:
-    """Whether the turn is the beginning of the answer, which is to go on from there."""
+    """Whether the turn is the beginning of the answer, which the model continues."""
     kinds = {block.type for block in turn.content}
     return turn.role == "assistant" and "text" in kinds and "tool_use" not in kinds
 
 
 def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
-    """Return the turns as messages; those of one role in a row are one, as Anthropic has it."""
+    """Return the turns as messages; consecutive turns of one role become one, as in Anthropic's
+    API.
+    """
     messages: list[dict[str, Any]] = []
     if body.system is not None:
         messages.append({"role": "system", "content": _text(body.system)})
@@ -158,7 +160,7 @@ def _call(block: Block) -> dict[str, Any]:
 
 
 def _others(turn: Turn) -> list[dict[str, Any]]:
-    """Return the messages of the user or the system, results of tools among them, in order."""
+    """Return the messages of a user or system turn, tool results included, in order."""
     messages: list[dict[str, Any]] = []
     for block in turn.content:
         if block.type == "tool_result":
