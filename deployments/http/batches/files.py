@@ -1,4 +1,4 @@
-"""Files that clients have sent or may fetch: data under names of ours, and a record of each.
+"""Uploaded files and batch results: data under generated names, and a record of each file.
 
 Knows nothing of HTTP. A file whose data is still being written has no record and does not exist.
 """
@@ -25,8 +25,8 @@ _MAX_NAME_CHARS = 255
 class StoredFile:
     """One file.
 
-    filename:  as the client calls it; never part of a path
-    owner:     whose it is (`auth.Access.owner`)
+    filename:  the client's name of the file; never part of a path
+    owner:     the owner (`auth.Access.owner`)
     """
 
     id: str
@@ -45,14 +45,14 @@ class StoredFile:
 
 
 class FileStore:
-    """Files in a folder. A viewer of None sees all; any other, what it owns. Methods block."""
+    """Files in a folder. A viewer sees the files that it owns; None sees all. Methods block."""
 
     def __init__(self, folder: Path) -> None:
         self._records = Records(folder, "file-")
         self.new_id = self._records.new_id
 
     def data_path(self, file_id: str) -> Path:
-        """Return where the data of a file is, or is to be written."""
+        """Return the path of a file's data, which need not exist yet."""
         return self._records.path(file_id, ".data")
 
     def add(self, source: BinaryIO, *, filename: str, purpose: str, owner: str) -> StoredFile:
@@ -69,7 +69,7 @@ class FileStore:
             raise
 
     def publish(self, file_id: str, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Make a file of data that has been written to its `data_path`."""
+        """Create a file from data already written to its `data_path`."""
         now = int(time.time())
         name = "".join(char for char in filename if char.isprintable())[:_MAX_NAME_CHARS]
         file = StoredFile(
@@ -93,7 +93,7 @@ class FileStore:
         return file
 
     def seen_by(self, viewer: str | None, purpose: str | None = None) -> list[StoredFile]:
-        """Return files, the newest first. Those whose time is over are removed."""
+        """Return the files that a viewer sees, the newest first; delete expired files."""
         now, kept = time.time(), []
         for file in self._all():
             if file.expires_at <= now:
@@ -103,7 +103,7 @@ class FileStore:
         return sorted(kept, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def delete(self, file_id: str, viewer: str | None) -> None:
-        """Remove a file. Raises HTTPException 404."""
+        """Delete a file. Raises HTTPException 404."""
         self.find(file_id, viewer)
         self._records.delete(file_id, ".data")
 

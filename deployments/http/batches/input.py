@@ -1,6 +1,6 @@
-"""The input file of a batch: one request per line, all checked before any of them runs.
+"""The input file of a batch: one request per line; all lines are checked before any runs.
 
-Bodies stay in the file; a line is kept as its byte range.
+Bodies stay in the file; a line is stored as its byte range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SHOWN_FAULTS = 100
 
 
 class LineBody(Body):
-    """One line."""
+    """One line of the input file."""
 
     custom_id: Label
     method: Literal["POST"]
@@ -29,7 +29,7 @@ class LineBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """Where a request is in its file.
+    """The location of a request in its file.
 
     number:      counted from 1
     start, end:  bytes [start, end)
@@ -43,14 +43,14 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The requests of a file, and what is wrong with it, as OpenAI's error objects."""
+    """The requests of a file, and its faults as OpenAI's error objects."""
 
     path: Path
     lines: tuple[BatchLine, ...]
     faults: tuple[dict[str, Any], ...]
 
     def body(self, line: BatchLine) -> dict[str, Any]:
-        """Read a request's body anew."""
+        """Read a request's body from the file."""
         with self.path.open("rb") as file:
             file.seek(line.start)
             body: dict[str, Any] = parse_json(file.read(line.end - line.start))["body"]
@@ -67,7 +67,7 @@ def read_input(path: Path, url: str, *, max_line_bytes: int) -> Input:
     names: set[str] = set()
     start = number = 0
     with path.open("rb") as file:
-        # No line is read further than it may be long.
+        # One byte more than the limit suffices to find that a line is too long.
         while len(faults) < MAX_SHOWN_FAULTS and (raw := file.readline(max_line_bytes + 1)):
             number, start, first = number + 1, start + len(raw), start
             try:
@@ -77,7 +77,7 @@ def read_input(path: Path, url: str, *, max_line_bytes: int) -> Input:
             except InvalidRequest as error:
                 faults.append(_fault(error, number))
                 if len(raw) > max_line_bytes or len(lines) == MAX_LINES:
-                    break  # what follows is the middle of a line, or too much
+                    break  # the rest of a long line, or more than MAX_LINES
                 continue
             if name is not None:
                 names.add(name)

@@ -1,7 +1,7 @@
 """Results of a batch on disk: appended one by one, and read when a replica resumes the batch.
 
-A line without a result is started again, at most three times: a request that crashes the server
-must not do so for ever.
+A line without a result is restarted; it starts at most three times, so that a request that crashes
+the server does not do so forever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one line, as it stands in the output file, or in that of the errors."""
+    """The result of one line, as a record of the output file or of the error file."""
 
     record: Mapping[str, Any]
     is_error: bool
@@ -30,7 +30,7 @@ class Result:
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """Tokens of a batch's answers."""
+    """Token counts of a batch's answers."""
 
     input: int = 0
     cached: int = 0
@@ -38,7 +38,7 @@ class Usage:
     reasoning: int = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count an answer as it stands in the output file, whichever endpoint has made it."""
+        """Add the usage of an answer, a record of the output file, of any endpoint."""
         usage = record["response"]["body"]["usage"]
         sides = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
         given, made = (usage[f"{side}_tokens"] for side in sides)
@@ -60,7 +60,7 @@ class Usage:
 
 
 class Results:
-    """The files of one batch's results, and what they come to. Methods block."""
+    """The result files of one batch, and their counts. Methods block."""
 
     def __init__(self, output: Path, error: Path, starts: Path) -> None:
         self._output, self._error, self._starts = output, error, starts
@@ -68,7 +68,7 @@ class Results:
         self.usage = Usage()
 
     def resume(self) -> frozenset[str]:
-        """Mend what a dead process left half written; return the custom ids already answered."""
+        """Repair files of a crashed process; return the custom ids already answered."""
         completed, failed = _whole_lines(self._output), _whole_lines(self._error)
         self.num_completed, self.num_failed, self.usage = len(completed), len(failed), Usage()
         names = {orjson.loads(raw)["custom_id"] for raw in failed}
@@ -79,16 +79,16 @@ class Results:
         return frozenset(names)
 
     def starts(self) -> Counter[int]:
-        """Return how often each line was begun, by its number."""
+        """Return the number of starts of each line, by line number."""
         return Counter(int(raw) for raw in _whole_lines(self._starts))
 
     def note_starts(self, lines: Iterable[BatchLine]) -> None:
-        """Note that lines are begun now."""
+        """Record that lines start now."""
         with self._starts.open("a", encoding="ascii") as file:
             file.writelines(f"{line.number}\n" for line in lines)
 
     def append(self, results: Iterable[Result]) -> None:
-        """Write results behind the others."""
+        """Append results."""
         for is_error, path in ((False, self._output), (True, self._error)):
             chosen = [result.record for result in results if result.is_error is is_error]
             if not chosen:
@@ -104,7 +104,10 @@ class Results:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that may not exist, and cut off what follows the last of them."""
+    """Return the complete lines of a file, and truncate an incomplete last line.
+
+    A missing file has no lines.
+    """
     if not path.exists():
         return []
     with path.open("r+b") as file:

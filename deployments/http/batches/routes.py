@@ -1,4 +1,4 @@
-"""Routes of /v1/files and /v1/batches; answered with 404 while `api.batch_dir` is not set."""
+"""Routes of /v1/files and /v1/batches; they answer 404 unless `api.batch_dir` is set."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": 
 
 
 class Shown(Protocol):
-    """What a list shows."""
+    """An object in a list."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """Its id."""
         ...
 
     def show(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> N
 
 
 def _page(found: list[ShownT], after: str | None, limit: int) -> dict[str, Any]:
-    """Return OpenAI's list of what comes after the one of a given id."""
+    """Return OpenAI's list object: the page after the object with id `after`."""
     ids = [item.id for item in found]
     first = ids.index(after) + 1 if after in ids else 0
     chosen = found[first : first + limit]

@@ -1,7 +1,7 @@
 """Runs batches on capacity that online requests leave free.
 
 A line starts only while no request is queued and less than half of the engine's rows are in use. It
-has the lowest priority: online requests are scheduled first, and preempt it where
+has the lowest priority: online requests are scheduled first, and preempt it if
 `engine.priority_preemption_gap` allows.
 """
 
@@ -26,9 +26,9 @@ from remora.deployments.http.core.errors import answer_to, error_body, log_error
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.server_state import ServerState
 
-POLL_S = 1.0  # between two searches for a batch that no replica runs
-TICK_S = 0.05  # between two looks for free capacity
-SAVE_S = 1.0  # between two writes of progress
+POLL_S = 1.0  # between searches for a batch that no replica runs
+TICK_S = 0.05  # between checks for free capacity
+SAVE_S = 1.0  # between writes of progress
 RETRY_S, ENGINE_RETRY_S = 10.0, 1.0
 LOWEST_PRIORITY = -(2**31) + 1
 
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs the batches of a store, one after the other, for as long as the replica lives.
+    """Runs the batches of a store, one after another, for the lifetime of the replica.
 
-    endpoints:  by the path that a batch names
+    endpoints:  endpoints by path, as named in a batch
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class BatchRunner:
                 if not await self.run_next():
                     await asyncio.sleep(POLL_S)
             except Exception:
-                # A boundary: a full disk must not end this task, nor online requests.
+                # A boundary: a full disk must not end this task or online requests.
                 log.exception("batches: paused for %g s", RETRY_S)
                 await asyncio.sleep(RETRY_S)
 
     async def run_next(self) -> bool:
-        """Run the oldest batch that no other replica runs; False when there is none."""
+        """Run the oldest batch that no other replica runs; return False if there is none."""
         apply(self._served.config.limits)
         for listed in await asyncio.to_thread(self._store.unfinished):
             with self._store.claim(listed.id) as batch:
@@ -77,7 +77,7 @@ class BatchRunner:
 
 
 class _Run:
-    """One batch being run by the holder of its lock."""
+    """One batch, run by the holder of its lock."""
 
     def __init__(
         self, server: ServerState, store: BatchStore, batch: Batch, endpoint: Endpoint[Any]
@@ -91,7 +91,7 @@ class _Run:
         self._saved_at = 0.0
 
     async def run(self) -> None:
-        """Run to the end, whichever it is. Raises OSError when files cannot be written."""
+        """Run to completion, expiry or cancellation. Raises OSError if files cannot be written."""
         given = await self._read_input()
         if given is None:
             return
@@ -127,7 +127,7 @@ class _Run:
         return given
 
     async def _run_lines(self, given: Input) -> str:
-        """Run what is left; returns how it ended."""
+        """Run the remaining lines; return the batch's final status."""
         starts = await _on_disk(self._results.starts)
         stuck = [line for line in self._pending if starts[line.number] >= MAX_STARTS]
         await _on_disk(self._results.append, [_given_up(line) for line in stuck])
@@ -148,7 +148,7 @@ class _Run:
         return "completed"
 
     async def _start(self, given: Input) -> None:
-        """Begin as many lines as there is room for."""
+        """Start as many lines as free capacity allows."""
         stats, plan = self._served.client.stats(), self._served.plan
         room = max(1, plan.max_running_requests // 2)
         room -= max(stats.num_running, len(self._running))
@@ -160,7 +160,7 @@ class _Run:
             self._running[asyncio.create_task(self._answer(given, line))] = line
 
     async def _collect(self) -> None:
-        """Write the results of what has ended, and now and then how far the batch is."""
+        """Write the results of finished lines, and every SAVE_S seconds the batch's progress."""
         ended = [task for task in self._running if task.done()]
         if not ended:
             return
@@ -208,7 +208,7 @@ class _Run:
             body = await asyncio.to_thread(given.body, line)
             answer = await self._ask({**body, "stream": False}, rid)
         except Exception as error:
-            # A boundary: one request's failure is that request's.
+            # A boundary: a failure ends only its own request.
             log_error(error, rid)
             return _result(line, rid, answer_to(error).status, error_body(error))
         return _result(line, rid, 200, answer)
@@ -240,9 +240,9 @@ class _Run:
 async def _on_disk(
     work: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
 ) -> ResultT:
-    """Work on a batch's files in a thread; wait for its end even when cancelled.
+    """Run file work of a batch in a thread; wait for its end even when cancelled.
 
-    The batch's lock is released after that, so two replicas never write the same files.
+    The batch's lock is released only after that, so two replicas never write the same files.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     is_cancelled = False

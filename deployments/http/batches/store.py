@@ -1,8 +1,8 @@
 """Batches as records on disk, which several replicas share.
 
 Any replica may create a batch, show it, or mark it as cancelled. Only the replica that holds a
-batch's lock runs it and writes its record. The lock ends with the process, so the batch of a failed
-replica is resumed by another one.
+batch's lock runs it and writes its record. The lock ends with the process, so another replica
+resumes the batch of a failed replica.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 class Batch:
     """One batch.
 
-    owner:   whose it is
-    output, error:  ids of the files that its results go to, drawn beforehand
-    times:   when it got into each status, by OpenAI's names (`in_progress_at`); Unix seconds
-    errors:  what is wrong with the input file, when that is why it failed
-    usage:   tokens of its answers, as OpenAI's object
+    owner:          the owner of the batch and its files
+    output, error:  ids of the result files, generated in advance
+    times:          Unix time in seconds of each status, by OpenAI's names (`in_progress_at`)
+    errors:         faults of the input file, if the batch failed because of them
+    usage:          token counts of its answers, as OpenAI's object
     """
 
     id: str
@@ -65,11 +65,11 @@ class Batch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing about it will change."""
+        """Whether the batch has its final status."""
         return self.status in _ENDED
 
     def become(self, status: str) -> None:
-        """Change the status and note when."""
+        """Change the status and record the time."""
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
@@ -104,7 +104,7 @@ class Batch:
 class BatchStore:
     """Batches in a folder that also holds their files. Methods block.
 
-    files:  of their inputs and outputs
+    files:  input and result files
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,7 +121,7 @@ class BatchStore:
         metadata: dict[str, str] | None,
         model: str | None = None,
     ) -> Batch:
-        """Make a batch. Raises QueueFull when too many are under way."""
+        """Create a batch. Raises QueueFull if MAX_OPEN_BATCHES batches are unfinished."""
         if len(self.unfinished()) >= MAX_OPEN_BATCHES:
             message = f"{MAX_OPEN_BATCHES} batches are under way; cancel one, or wait for its end."
             raise QueueFull(message, 60.0)
@@ -142,11 +142,11 @@ class BatchStore:
         return batch
 
     def save(self, batch: Batch) -> None:
-        """Write the record."""
+        """Write the record of a batch."""
         self._records.write(batch.id, asdict(batch))
 
     def read(self, batch_id: str) -> Batch | None:
-        """Return a batch as its record stands."""
+        """Return a batch from its record; None if there is none."""
         record = self._records.read(batch_id)
         return Batch(**record) if record else None
 
@@ -160,13 +160,13 @@ class BatchStore:
         return batch
 
     def seen_by(self, viewer: str | None) -> list[Batch]:
-        """Return batches, the newest first."""
+        """Return the batches that a viewer sees, the newest first."""
         batches = [batch for batch in map(self.read, self._records.ids()) if batch]
         seen = [batch for batch in batches if viewer in (None, batch.owner)]
         return sorted(seen, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def unfinished(self) -> list[Batch]:
-        """Return what is to be run, the oldest first. Ended ones are removed after a time."""
+        """Return unfinished batches, the oldest first; delete ended batches older than KEPT_S."""
         found = []
         for batch_id in self._records.ids():
             batch = None if batch_id in self._ended else self.read(batch_id)
@@ -187,17 +187,17 @@ class BatchStore:
         return self._records.path(batch_id, ".cancel").exists()
 
     def starts_path(self, batch_id: str) -> Path:
-        """Return where the numbers of the lines that were begun are kept."""
+        """Return the path of the file that records line starts."""
         return self._records.path(batch_id, ".starts")
 
     @contextmanager
     def claim(self, batch_id: str) -> Iterator[Batch | None]:
-        """Hold the batch's lock and give its record; None = another has it, or it has ended."""
+        """Hold a batch's lock and yield the batch; None if locked elsewhere or ended."""
         with self._records.path(batch_id, ".lock").open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield None
                 return
-            batch = self.read(batch_id)  # it may have gone on since it was listed
+            batch = self.read(batch_id)  # may have changed since it was listed
             yield None if batch is None or batch.has_ended else batch

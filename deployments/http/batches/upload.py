@@ -1,4 +1,4 @@
-"""Multipart uploads, under limits: never more than the cap on disk, next to nothing in memory."""
+"""Multipart uploads with limits: at most MAX_UPLOAD_BYTES on disk, and little in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PARALLEL_UPLOADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that has arrived, in a temporary file that is gone once it is closed."""
+    """A received file, in a temporary file that is deleted when closed."""
 
     file: UploadFile
     purpose: str
