@@ -1,6 +1,7 @@
-"""Routes of adapters: load, unload, pin, list; in vLLM's words, in SGLang's, and in our own.
+"""Routes of adapters: load, unload, pin, list, as in vLLM and SGLang, and the server's own.
 
-They change what all replicas serve, whichever of them is asked; the manager does that.
+A change applies to all replicas, whichever replica receives the request: the adapter manager
+carries it out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LoadBody(Body):
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool | None = None
     pinned: bool | None = None
-    model: str | None = None  # of several behind one address: the gateway's to read
+    model: str | None = None  # for a gateway in front of several models
 
 
 class UnloadBody(Body):

@@ -1,4 +1,4 @@
-"""Routes of what looks after the server: tokens, information, health, control."""
+"""Routes of the server's administration: tokens, information, health, control."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remora.deployments.http.generation.weight_update import UpdateBody
 
 
 def token_routes(server: ServerState) -> APIRouter:
-    """Return what turns text into ids and back."""
+    """Return the routes that tokenize and detokenize."""
     router = APIRouter(tags=["tokens"])
 
     @router.post("/tokenize")
@@ -39,7 +39,7 @@ def token_routes(server: ServerState) -> APIRouter:
 
 
 def information_routes(server: ServerState) -> APIRouter:
-    """Return what says which model is served, and how it is going."""
+    """Return the routes that describe the model and the server's state."""
     router = APIRouter(tags=["information"])
 
     @router.get("/v1/models")
@@ -71,7 +71,7 @@ def information_routes(server: ServerState) -> APIRouter:
 
 
 def health_routes(server: ServerState) -> APIRouter:
-    """Return what load balancers ask."""
+    """Return the health checks for load balancers."""
     router = APIRouter(tags=["health"])
     asking = asyncio.Lock()
 
@@ -88,7 +88,7 @@ def health_routes(server: ServerState) -> APIRouter:
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     async def token() -> None:
-        # One at a time: no key is needed to start this work.
+        # One check at a time, since this route generates a token without requiring a key.
         async with asking:
             await ops.check_token(server)
 
@@ -101,7 +101,7 @@ def health_routes(server: ServerState) -> APIRouter:
 
 
 def control_routes(server: ServerState) -> APIRouter:
-    """Return what changes how the server stands."""
+    """Return the routes that control the server."""
     router = APIRouter(tags=["control"])
 
     @router.get("/flush_cache", dependencies=ADMIN)

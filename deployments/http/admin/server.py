@@ -1,4 +1,4 @@
-"""Endpoints that look after the server: models, health, metrics, cache, aborting, tokenising."""
+"""Administration of the server: models, health, metrics, cache, aborting, tokenising."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEALTH_TOKEN_TIMEOUT_S = 20.0
 PREFERRED_NAMES = {"max_tokens": "max_new_tokens"}
-# Of the configuration: what says where things are on the server.
+# Configuration that /server_info hides: paths, addresses and keys.
 _UNSHOWN: dict[str, Any] = {
     "model": {"path", "tokenizer_path", "weight_roots"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
@@ -48,7 +48,7 @@ def model_card(server: ServerState, name: str) -> dict[str, Any]:
 
 
 def model_info(server: ServerState) -> dict[str, Any]:
-    """Return what SGLang's /model_info says."""
+    """Return the body of SGLang's /model_info."""
     plan = server.plan
     return {
         "model_path": plan.served_model_name,
@@ -65,7 +65,7 @@ def model_info(server: ServerState) -> dict[str, Any]:
 
 
 def _preferred(server: ServerState) -> dict[str, Any] | None:
-    """Return how the operator wants tokens to be chosen, by SGLang's names."""
+    """Return the configured sampling defaults, by SGLang's names."""
     wanted = server.config.sampling.model_dump(exclude_none=True)
     return {PREFERRED_NAMES.get(name, name): value for name, value in wanted.items()} or None
 
@@ -111,14 +111,14 @@ def check_health(server: ServerState) -> None:
 
 
 def check_ready(server: ServerState) -> None:
-    """Raise Unavailable unless new requests are welcome."""
+    """Raise Unavailable unless the replica accepts new requests."""
     check_health(server)
     if server.calls.is_draining:
         raise Unavailable("This replica is about to stop.")
 
 
 async def check_token(server: ServerState) -> None:
-    """Raise Unavailable unless the engine really makes a token in time."""
+    """Raise Unavailable unless the engine generates a token within HEALTH_TOKEN_TIMEOUT_S."""
     eos = server.tokenizer.eos_token_ids
     request = Request(
         request_id="health",
@@ -139,17 +139,17 @@ async def check_token(server: ServerState) -> None:
 class AbortBody(Body):
     """Body of /abort_request."""
 
-    rid: Annotated[str, Field(max_length=256)] | None = None  # "" is how SGLang's clients say none
+    rid: Annotated[str, Field(max_length=256)] | None = None  # "" from SGLang's clients means none
     abort_all: bool | None = None
 
 
 async def abort(server: ServerState, body: AbortBody) -> dict[str, Any]:
-    """Abort the calls of one name, or all. Raises InvalidRequest."""
+    """Abort the requests with one id, or all requests. Raises InvalidRequest."""
     if body.abort_all:
         return {"num_aborted": await server.client.abort(None)}
     if not body.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
-    # The id of an answer is as good a name as the caller's own.
+    # Clients may send the id of the answer instead of the request's id.
     rid = body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
     num = await server.calls.abort(body.rid)
     return {"num_aborted": num or await server.calls.abort(rid)}
@@ -166,7 +166,7 @@ async def flush_cache(server: ServerState) -> dict[str, Any]:
 
 
 def step_records(server: ServerState) -> dict[str, Any]:
-    """Return the latest steps. Raises InvalidRequest where they are not kept."""
+    """Return the records of recent steps. Raises InvalidRequest if they are not kept."""
     records = None if server.inspection is None else server.inspection.records
     if records is None:
         raise InvalidRequest(
@@ -176,13 +176,13 @@ def step_records(server: ServerState) -> dict[str, Any]:
 
 
 class ProfileBody(Body):
-    """Body of /start_profile. Where traces go is the operator's to say, not the caller's."""
+    """Body of /start_profile. The operator, not the caller, sets the folder of traces."""
 
     num_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
 
 def profiler(server: ServerState) -> Profiler:
-    """Return the profiler. Raises InvalidRequest where there is none."""
+    """Return the profiler. Raises InvalidRequest if there is none."""
     found = None if server.inspection is None else server.inspection.profiler
     if found is None:
         raise InvalidRequest("There is no profiler: set debug.profile_dir.", code="not_enabled")
@@ -190,7 +190,7 @@ def profiler(server: ServerState) -> Profiler:
 
 
 async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return ids of a prompt, of several, or of a conversation; and headers."""
+    """Return the token ids of a prompt, of several, or of a conversation; and headers."""
     parsed = parse(TokenizeBody, body)
     headers = _report_ignored(server, parsed)
     await server.model(parsed.model)
@@ -215,7 +215,7 @@ async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict
 
 
 async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the text of ids, under vLLM's name and SGLang's; and headers."""
+    """Return the text of token ids, under vLLM's and SGLang's field names; and headers."""
     parsed = parse(DetokenizeBody, body)
     headers = _report_ignored(server, parsed)
     await server.model(parsed.model)
