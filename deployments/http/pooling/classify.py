@@ -1,4 +1,4 @@
-"""/classify, /pooling, /encode: what the head of a model gives, in vLLM's and SGLang's shapes."""
+"""/classify, /pooling, /encode: outputs of a model's head, in vLLM's and SGLang's shapes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClassifyBody(PoolingBaseBody):
 class PoolingBody(ClassifyBody):
     """Body of /pooling.
 
-    task:  token_embed asks for the hidden states of all tokens; the others for what the model gives
+    task:  token_embed selects the hidden states of all tokens; other values, the model's own task
     """
 
     encoding_format: Literal["float", "base64"] | None = None
@@ -61,7 +61,7 @@ class PoolingBody(ClassifyBody):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was sent: several inputs, or one, which is answered with one object."""
+    """The inputs of a body. A single input, not in a list, is answered with one object."""
 
     items: list[PromptInput]
     is_one: bool
@@ -94,7 +94,7 @@ class EncodeBody(PoolingBaseBody):
 
 
 def parse_classify(body: Any) -> ClassifyBody | EncodeBody:
-    """Read a body of /classify by what its inputs are called. Raises InvalidRequest."""
+    """Parse a body of /classify; its input fields select the shape. Raises InvalidRequest."""
     is_native = isinstance(body, dict) and ("text" in body or "input_ids" in body)
     return parse(EncodeBody, body) if is_native else parse(ClassifyBody, body)
 
@@ -102,7 +102,7 @@ def parse_classify(body: Any) -> ClassifyBody | EncodeBody:
 async def prepare_classify(
     server: ServerState, body: ClassifyBody | EncodeBody, rid: str
 ) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, *SCORING)
     if isinstance(body, EncodeBody):
         return await prepare_encode(server, body, rid)
@@ -132,7 +132,7 @@ async def prepare_classify(
 
 
 async def prepare_pooling(server: ServerState, body: PoolingBody, rid: str) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, "embed", *SCORING)
     model = (await server.model(body.model)).name
     per_token = body.task == "token_embed"
@@ -164,7 +164,7 @@ async def prepare_pooling(server: ServerState, body: PoolingBody, rid: str) -> P
 
 
 async def prepare_encode(server: ServerState, body: EncodeBody, rid: str) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, "embed", *SCORING)
     await server.model(body.model)
     given = body.text or body.input_ids
@@ -188,7 +188,7 @@ async def prepare_encode(server: ServerState, body: EncodeBody, rid: str) -> Poo
 
 
 def _check_steps(facts: PoolingFacts, rows: list[Row], param: str) -> None:
-    """Raise InvalidRequest for a row in which there is nothing to judge."""
+    """Raise InvalidRequest for a row without a step to judge, if the model judges steps."""
     if facts.step_id is not None and any(facts.step_id not in row.token_ids for row in rows):
         raise InvalidRequest(
             f"An entry of {param} has no {facts.step_token}, which ends each step that this model "
@@ -198,7 +198,7 @@ def _check_steps(facts: PoolingFacts, rows: list[Row], param: str) -> None:
 
 
 def _pooling_tasks(facts: PoolingFacts) -> tuple[str | None, ...]:
-    """Return the values of `task` that ask for what the model gives."""
+    """Return the values of `task` that the model accepts."""
     own = ("embed",) if facts.task == "embed" else ("classify",)
     return (None, "token_embed", *own, *(("score",) if len(facts.labels) == 1 else ()))
 
@@ -213,7 +213,7 @@ async def _rows(server: ServerState, body: ClassifyBody) -> list[Row]:
 def _meant(
     facts: PoolingFacts, numbers: FloatArray, normalize: bool | None, *, per_token: bool = False
 ) -> FloatArray:
-    """Return an embedding, or scores."""
+    """Return an embedding, or scores, from the model's result."""
     if facts.task == "embed" or per_token:
         usual = facts.normalize and not per_token
         return vector_of(numbers, normalize=usual if normalize is None else normalize)

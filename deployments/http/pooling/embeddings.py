@@ -29,7 +29,7 @@ from remora.engine.types import FloatArray
 class EmbeddingsBody(PoolingBaseBody):
     """Body of /v1/embeddings: inputs, or a conversation.
 
-    prompt_name:  which of the model's prompts stands before each text
+    prompt_name:  name of the model's prompt that precedes each text
     """
 
     input: Inputs | None = None
@@ -47,7 +47,7 @@ class EmbeddingsBody(PoolingBaseBody):
 
 
 async def prepare_embeddings(server: ServerState, body: EmbeddingsBody, rid: str) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked.
+    """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -84,7 +84,7 @@ async def prepare_embeddings(server: ServerState, body: EmbeddingsBody, rid: str
 
 
 def prompt_text(facts: PoolingFacts, name: str | None) -> str:
-    """Return the prompt of a name, or of none. Raises InvalidRequest."""
+    """Return the prompt with a name, the default prompt for None. Raises InvalidRequest."""
     name = facts.default_prompt if name is None else name
     if name is None:
         return ""
@@ -95,7 +95,7 @@ def prompt_text(facts: PoolingFacts, name: str | None) -> str:
 
 
 def check_dimensions(facts: PoolingFacts, wanted: int | None) -> None:
-    """Raise InvalidRequest for a size that the model was not made for."""
+    """Raise InvalidRequest for a size that the model does not support."""
     if wanted is None or wanted == facts.size:
         return
     if facts.dimensions is None:

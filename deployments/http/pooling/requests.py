@@ -31,12 +31,12 @@ from remora.engine.pooling.texts import Framer, Side, cut
 from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
 
 NO_TEXT = SamplingParams(max_tokens=1)
-OFF_LOOP_NUMBERS = 65_536  # in an answer
+OFF_LOOP_NUMBERS = 65_536  # of one answer
 SCORING: tuple[Task, ...] = ("classify", "rerank", "reward")
 
 
 def check_inputs(value: Any) -> list[PromptInput]:
-    """Bring the forms of inputs (text, texts, ids, lists of ids) into one: a list."""
+    """Return inputs (a text, texts, token ids, or lists of token ids) as a list."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -63,14 +63,14 @@ Texts = Annotated[
 
 
 class ChatMessage(Body):
-    """One message of a conversation that is scored, or embedded."""
+    """One message of a conversation to score or embed."""
 
     role: Label
     content: str
 
 
 class PoolingBaseBody(Body):
-    """Fields that all of these bodies share."""
+    """Fields that the bodies of all pooling routes share."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
@@ -83,20 +83,20 @@ class PoolingBaseBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingJob(Job):
-    """One checked request.
+    """A validated pooling request.
 
-    tell:  turns the model's result for each row into the answer
+    tell:  converts the model's results, one per row, to the answer
     """
 
     tell: Callable[[list[FloatArray]], Any]
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens are read."""
+        """Return the number of prompt tokens."""
         return sum(len(request.prompt_ids) for request in self.requests)
 
     async def result(self, outputs: OutputStream) -> Any:
-        """Return the whole answer."""
+        """Return the complete answer."""
         found: dict[int, FloatArray] = {}
         async for index, output in outputs:
             if output.pooled is None:
@@ -109,7 +109,7 @@ class PoolingJob(Job):
 
 
 def facts_of(server: ServerState, *tasks: Task) -> PoolingFacts:
-    """Return what the model gives. Raises InvalidRequest unless it is for one of `tasks`."""
+    """Return the facts of the model. Raises InvalidRequest unless its task is one of `tasks`."""
     if server.pooling is None:
         raise InvalidRequest(
             "This server's model generates text. Embeddings and scores come from a server whose "
@@ -134,7 +134,7 @@ def job_of(
     *,
     per_token: bool = False,
 ) -> PoolingJob:
-    """Return the job of rows."""
+    """Return the job that computes the rows."""
     return PoolingJob(
         rid=rid,
         tell=tell,
@@ -161,7 +161,7 @@ async def rows_of(
 ) -> list[Row]:
     """Return the row of each input.
 
-    before:  put in front of texts; ids are taken as they are
+    before:  prefix of each text; token ids have no prefix
     Raises InvalidRequest and PromptTooLong.
     """
     max_tokens, drops = cut_of(server, body)
@@ -186,7 +186,7 @@ async def rows_of(
 
 
 def framer_of(server: ServerState, param: str) -> Framer:
-    """Return what turns texts into rows. Raises InvalidRequest where there is no tokenizer."""
+    """Return the framer that converts texts to rows. Raises InvalidRequest without tokenizer."""
     framer = None if server.pooling is None else server.pooling.framer
     if framer is None:
         message = "This server has no tokenizer (model.skip_tokenizer): send token ids."
@@ -202,9 +202,9 @@ def vocab_size(server: ServerState) -> int:
 def check_rows(
     server: ServerState, rows: list[Row], param: str, max_tokens: int | None = None
 ) -> list[Row]:
-    """Return the rows. Raises InvalidRequest for empty ones, PromptTooLong for long ones.
+    """Return the rows. Raises InvalidRequest for an empty row, PromptTooLong for a long row.
 
-    max_tokens:  to which they have been cut as far as they can be
+    max_tokens:  truncation limit of the rows; a row may exceed it, since its frame is kept
     """
     limit = server.plan.max_sequence_tokens
     for row in rows:
@@ -237,8 +237,9 @@ def _too_long(limit: int, found: str, param: str) -> str:
 
 
 def cut_of(server: ServerState, body: PoolingBaseBody) -> tuple[int | None, Side]:
-    """Return how many tokens of a row are kept, None = what is longer is refused; and the side that
-    is cut off. Raises InvalidRequest.
+    """Return the truncation of a body: the number of tokens kept, and the side that is cut off.
+
+    None as the number means that longer rows are refused. Raises InvalidRequest.
     """
     limit, wanted = server.plan.max_sequence_tokens, body.truncate_prompt_tokens
     drops: Side = "head" if body.truncation_side == "left" else "tail"
@@ -264,7 +265,7 @@ def cut_of(server: ServerState, body: PoolingBaseBody) -> tuple[int | None, Side
 async def chat_rows(
     server: ServerState, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
 ) -> list[Row]:
-    """Return the row of a conversation, as the model's template writes it."""
+    """Return the row of a conversation, rendered by the model's template."""
     max_tokens, drops = cut_of(server, body)
     given = [{"role": message.role, "content": message.content} for message in messages]
     text = "".join(each["content"] for each in given)
@@ -280,13 +281,13 @@ async def chat_rows(
 
 
 def encoded(vector: FloatArray, encoding: str | None) -> Any:
-    """Return a vector as JSON takes it: numbers, or little-endian float32 in base64."""
+    """Return a vector for JSON: a list of numbers, or little-endian float32 in base64."""
     if encoding == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode()
     return vector.tolist()
 
 
 def usage_of(rows: Sequence[Row]) -> dict[str, int]:
-    """Return how many tokens were read."""
+    """Return the usage: the number of tokens of all rows."""
     num_tokens = sum(len(row.token_ids) for row in rows)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

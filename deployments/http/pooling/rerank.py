@@ -1,7 +1,7 @@
-"""/v1/rerank and /v1/score of models that are not for text: how well texts fit each other.
+"""/v1/rerank and /v1/score of pooling models: relevance scores of pairs of texts.
 
-A cross-encoder or a generating reranker reads both texts together; an embedder reads them apart,
-and the score is the cosine of the angle between their vectors.
+A cross-encoder or a generative reranker reads both texts together; an embedder reads them
+separately, and the score is the cosine similarity of their vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from remora.engine.types import FloatArray
 
 
 def _as_text(value: Any) -> Any:
-    """Return the text of a document that may be an object with one."""
+    """Return the text of a document, which may be an object with a text."""
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return value["text"]
     return value
@@ -60,7 +60,7 @@ class RerankBody(PoolingBaseBody):
 
 
 class PairScoreBody(PoolingBaseBody):
-    """Body of /v1/score with pairs of texts: one and many, or as many of both."""
+    """Body of /v1/score with pairs of texts: one text and many, or equal numbers of both."""
 
     text_1: Annotated[Texts | None, BeforeValidator(as_list)] = None
     text_2: Annotated[Texts | None, BeforeValidator(as_list)] = None
@@ -89,7 +89,7 @@ class PairScoreBody(PoolingBaseBody):
 
 
 async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Return the job of a body after all checks that need no engine. Raises RequestError."""
     model = (await server.model(body.model)).name
     pairs = _Pairs(server, body, body.instruction)
     rows = await pairs.rows([body.query], body.documents, "query", "documents")
@@ -116,7 +116,7 @@ async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> Poo
 
 
 async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str) -> PoolingJob:
-    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    """Return the job of a body after all checks that need no engine. Raises RequestError."""
     model = (await server.model(body.model)).name
     pairs = _Pairs(server, body, body.instruction)
     rows = await pairs.rows(body.first, body.second, "text_1", "text_2")
@@ -138,7 +138,7 @@ async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str)
 
 
 class _Pairs:
-    """How pairs of texts become rows, and what the model gives for these becomes scores."""
+    """Converts pairs of texts to rows, and the model's results for these rows to scores."""
 
     def __init__(self, server: ServerState, body: PoolingBaseBody, instruction: str | None) -> None:
         self._served = server
@@ -160,7 +160,7 @@ class _Pairs:
     async def rows(
         self, first: Sequence[str], second: Sequence[str], name: str, other: str
     ) -> list[Row]:
-        """Return the rows that are to be computed."""
+        """Return the rows to compute: one per pair, or one per text for an embedder."""
         server, body, facts = self._served, self._body, self._facts
         if facts.task == "embed":
             self._num_first = len(first)
@@ -186,7 +186,7 @@ class _Pairs:
         return check_rows(server, rows, other, max_tokens)
 
     def scores(self, results: list[FloatArray]) -> list[float]:
-        """Return a score for each pair."""
+        """Return the score of each pair."""
         if self._facts.task != "embed":
             return [float(scores_of(r, self._facts.activation)[0]) for r in results]
         vectors = np.stack([vector_of(numbers, normalize=True) for numbers in results])
