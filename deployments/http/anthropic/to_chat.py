@@ -122,7 +122,7 @@ def _is_begun(turn: Turn) -> bool:
 
 
 def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
-    """Return the turns as messages; consecutive turns of one role are joined, as Anthropic's are."""
+    """Return the turns as messages; consecutive turns of one role are joined, as by Anthropic."""
     messages: list[dict[str, Any]] = []
     if body.system is not None:
         messages.append({"role": "system", "content": _text(body.system)})
