@@ -182,7 +182,7 @@ FAULTS = [
     Wrong(args=("--dialect", "sglang", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model-path",)),
     Wrong(args=("--dialect", "lightllm", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model_dir",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--tp-size", "2"), says=("model.path: required key is missing; set it with --checkpoint-path",)),
-    Wrong(args=("--dialect", "lightllm", "--", "--model_dir", "/no/where"), says=("--model_dir: model.path = '/no/where': no such folder")),
+    Wrong(args=("--dialect", "lightllm", "--", "--model_dir", "/no/where"), says=("--model_dir: model.path = '/no/where': no such folder",)),
     Wrong(args=("--dialect", "lightllm", "--", "--mode", "triton_int8kv"), says=("--mode = ['triton_int8kv']: refused: triton_int8kv: not yet",)),
     Wrong(args=("--dialect", "lightllm", "--", "--grouping_key", "a"), says=("--grouping_key = ['a']: refused: expected name=value",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--world-size", "4", "--tp-size", "2"), says=("--world-size = 4: refused: --tp-size", "make them agree")),
