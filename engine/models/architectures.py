@@ -149,6 +149,6 @@ def _architecture(raw: RawConfig) -> str:
     near = get_close_matches(str(named[0]), ARCHITECTURES, n=3, cutoff=0.9)
     nearest = f" (the nearest: {', '.join(near)})" if near else ""
     raise ConfigError(
-        f"config.json names the architecture {found}, and none of the {len(ARCHITECTURES)} of "
-        f"remora's own{nearest}; docs/models.md has them all."
+        f"The architecture {found} in config.json is none of the {len(ARCHITECTURES)} of remora's "
+        f"own{nearest}; docs/models.md lists them."
     )

@@ -273,7 +273,7 @@ def test_a_model_without_room_loads_no_adapter(trained: Trained) -> None:
 def test_an_adapter_that_nobody_knows_is_named(trained: Trained) -> None:
     llm = make_llm(trained)
 
-    with pytest.raises(RequestError, match=r"'rank-5'; there are: rank-1, rank-4"):
+    with pytest.raises(RequestError, match=r"'rank-5' is not loaded; loaded are: rank-1"):
         llm.generate([PROMPT], adapter="rank-5")
     llm.close()
 

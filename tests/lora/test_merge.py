@@ -145,7 +145,7 @@ def test_a_configuration_names_the_adapter(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     base = tiny_checkpoints("llama")
-    make_adapter(base, tmp_path, **ADAPTERS["one target"])
+    make_adapter(base, tmp_path, **ADAPTERS["rank-1"])
     adapters = [{"name": "a", "path": str(tmp_path)}]
     config = parse_args({"model": {"path": str(base)}, "lora": {"adapters": adapters}})
 

@@ -296,7 +296,7 @@ def test_a_file_of_unknown_size_is_bounded(
     info = files.info
     monkeypatch.setattr(FaultyFileSystem, "info", lambda _, path: info(path) | {"size": None})
 
-    with pytest.raises(InvalidAdapter, match=f"more than the {MAX_BYTES} bytes"):
+    with pytest.raises(InvalidAdapter, match=f"more than {MAX_BYTES} bytes"):
         make_sources().fetch(URL)
 
     assert versions(cache) == []

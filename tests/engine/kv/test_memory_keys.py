@@ -76,7 +76,7 @@ def test_on_a_cpu_too_a_share_of_all_memory_and_what_is_left_to_others_count() -
 
 
 def test_a_reserve_of_all_there_is_leaves_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"an engine\.memory_reserve below 1 GiB"):
+    with pytest.raises(ConfigError, match=r"engine\.memory_reserve below 1 GiB"):
         plan_for(memory_reserve="1GiB")
     with pytest.raises(ConfigError, match=r"engine\.total_mem_fraction = 1e-07 of the memory"):
         plan_for(without=UNSIZED, total_mem_fraction=1e-7)

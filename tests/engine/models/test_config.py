@@ -121,7 +121,7 @@ def test_rope_scaling_decides_how_long_a_sequence_may_be(kind: str, max_position
     [
         (
             {"architectures": ["LlamoForCausalLM"]},
-            "LlamoForCausalLM, and none of the .* own .the nearest: LlamaForCausalLM",
+            "LlamoForCausalLM .* own .the nearest: LlamaForCausalLM",
         ),
         ({"architectures": None}, "names no architecture"),
         ({"hidden_act": "softplus"}, "hidden_act in config.json is 'softplus'; known are silu"),

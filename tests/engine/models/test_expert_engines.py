@@ -87,7 +87,7 @@ def test_native_kernels_say_what_they_do_not_know(tiny_checkpoints: TinyCheckpoi
     config = replace(config, block=replace(config.block, parallel=True))
 
     assert not_covered(config) == [
-        "experts beside attention, or without a norm before them alone",
+        "experts parallel to attention, or without a norm of their own before them",
     ]
 
 
@@ -199,5 +199,5 @@ def test_adapters_of_what_has_no_slots_are_refused(
 
     pool = CpuAdapterPool(room, {**places}, base, RenamingRules(config.rules))
 
-    with pytest.raises(InvalidAdapter, match="beside which nothing can lie"):
+    with pytest.raises(InvalidAdapter, match="have no slots"):
         pool.prepare(1, tmp_path)
