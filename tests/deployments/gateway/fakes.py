@@ -31,9 +31,9 @@ NODE = "here"
 
 
 class Replica:
-    """A replica of a scripted engine; `kill` ends it like kill -9 does.
+    """A replica of a scripted engine; `kill` ends it abruptly, like kill -9.
 
-    seen:  what routers were told of each request that it got
+    seen:  the route of each request it received
     """
 
     def __init__(self, name: str, server: FakeServer | None = None, *, node_id: str = NODE) -> None:
@@ -67,7 +67,7 @@ class Replica:
 
 @dataclass
 class Replicas:
-    """What a handle is: gives each call to the first replica that may have it.
+    """A fake deployment handle: sends each call to the first replica that the route allows.
 
     open:  calls that have not ended
     """
@@ -106,7 +106,7 @@ class _Response:
 
 
 class FakeModel:
-    """A model as the front sees it."""
+    """A model as the gateway's front end uses it."""
 
     def __init__(self, name: str, carrier: Carrier, replicas: Replicas) -> None:
         self.name = name
@@ -133,7 +133,7 @@ async def gateway(
     is_stopping: Callable[[], bool] | None = None,
     drain_s: float = 0.0,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Serve models named a, b, ... behind a gateway; yields its client."""
+    """Serve models named a, b, ... behind a gateway; yield its client."""
     tunnel = Tunnel(node_id=NODE, host="127.0.0.1")
     await tunnel.open()
     metrics = GatewayMetrics()
@@ -159,14 +159,14 @@ async def gateway(
 
 
 def ready(*replicas: Replica, error: BaseException | None = None) -> Replicas:
-    """Return replicas that take requests at once."""
+    """Return replicas that accept requests at once."""
     model = Replicas(replicas, error=error)
     model.ready.set()
     return model
 
 
 class ResumingEngine(FakeEngine):
-    """Continues what another has begun, as the real client does; stops for good after `stop_at`."""
+    """Continues another replica's reply, as the real client does; hangs at output `stop_at`."""
 
     stop_at: int | None = None
 

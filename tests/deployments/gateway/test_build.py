@@ -1,4 +1,4 @@
-"""When a gateway is needed, and what Serve is told of it."""
+"""When a gateway is needed, and its options for Serve."""
 
 from __future__ import annotations
 

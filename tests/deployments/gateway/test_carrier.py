@@ -1,4 +1,4 @@
-"""A request through a gateway: the answer is the same, and deaths of replicas are survived."""
+"""Requests through a gateway: responses are unchanged and survive deaths of replicas."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ async def test_a_stream_is_kept_alive_while_it_waits_for_a_replica() -> None:
     assert answer.json()["choices"][0]["text"] == "Paris."
     assert stream.text.startswith(": waiting for a replica (loading)\n\n")
     assert stream.text.endswith("data: [DONE]\n\n")
-    assert refused.status_code == 200  # it was sent before the body was looked at
+    assert refused.status_code == 200  # it was sent before the body was validated
     assert '"param":"prompt"' in refused.text
 
 

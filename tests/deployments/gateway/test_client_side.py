@@ -1,4 +1,4 @@
-"""What a client is sent: each part once, its head first, and an error as it can be told."""
+"""Messages to the client: each part once, the head first, and errors in a valid form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRONG = b'{"error":{"message":"No.","type":"invalid_request_error","param":"n","
 
 
 class Client:
-    """A client that takes everything, unless it is stuck."""
+    """A client that accepts everything, unless it is stuck."""
 
     def __init__(
         self, dialect: Dialect = OPENAI, *, streams: bool = True, stall_s: float = 9.0

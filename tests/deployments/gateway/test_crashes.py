@@ -1,4 +1,4 @@
-"""A request is barred after so many crashes, for a while, and memory of it is bounded."""
+"""A request is blocked for a while after several crashes; memory of crashes is bounded."""
 
 from __future__ import annotations
 

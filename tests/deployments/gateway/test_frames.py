@@ -1,4 +1,4 @@
-"""Frames come out as they went in, however they are cut, and a cut-off answer shows."""
+"""Frames survive any split into pieces, and a truncated response is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway answers by itself, and what it lets strangers have of its replicas."""
+"""Responses of the gateway itself, and requests of strangers that it keeps from its replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.deployments.gateway.fakes import Replica, gateway, ready
 
 
 class Listening(Replica):
-    """A replica that notes with which bodies it was asked small things."""
+    """A replica that records the bodies of small requests."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""What the configuration says of holding and barring is what a gateway does for a model."""
+"""Configuration keys for holding and blocking requests take effect in the gateway."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> GatewayModel:
 
 
 async def refusal(model: GatewayModel) -> str | None:
-    """Wait half a second at most for a replica that does not come."""
+    """Wait for a replica that never arrives, for half a second at most."""
     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def tell(_phase: Phase) -> None:

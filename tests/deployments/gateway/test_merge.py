@@ -1,4 +1,4 @@
-"""One answer out of several, or of none."""
+"""Merging of several responses, or of none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a request is for, and what is said where that cannot be told."""
+"""The model of a request, and the error where it is ambiguous."""
 
 from __future__ import annotations
 

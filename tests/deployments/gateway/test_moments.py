@@ -1,4 +1,4 @@
-"""A request through a gateway that ends at any moment leaves nothing, here and at the replica."""
+"""A request that ends at any moment leaves nothing behind in the gateway or the replica."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def begin_to_hold(app: ASGIApp) -> None:
-    """Let the gateway find out that there is no replica: from now on it holds requests at once."""
+    """Let the gateway notice that there is no replica, so that it holds later requests at once."""
     first = Connection(app, PATH, BODY)
     await until(lambda: first.sent)
     first.task.cancel()
@@ -65,7 +65,7 @@ async def test_a_request_ends_at_any_moment(is_ready: bool, ends: str, takes: bo
 
 
 class HangingReplica(Replica):
-    """Answers, and then does not come to an end."""
+    """A replica that responds but whose call never ends."""
 
     async def answer(self, call: RelayedRequest, route: RouteKey) -> None:
         await super().answer(call, route)
@@ -120,7 +120,7 @@ async def test_a_replicas_end_of_a_call_may_be_cancelled_at_any_moment(again: bo
 
 
 class Chunks:
-    """A stream of a handle, and the handle: two chunks, and then nothing more."""
+    """A fake handle and its stream, which yields two chunks and then hangs."""
 
     def __init__(self) -> None:
         self.num_left = 2

@@ -1,4 +1,4 @@
-"""A gateway over real replicas: two models at one address, and a replica that is killed."""
+"""A gateway with real replicas: two models at one address, and a replica that is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def adapter(tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def gate(cluster: Cluster, tiny_checkpoints: TinyCheckpoints, adapter: Path) -> Iterator[str]:
-    """The address of a gateway over `tiny`, which has two replicas, and `other`."""
+    """Yield the address of a gateway for `tiny`, which has two replicas, and `other`."""
     from ray import serve
 
     path = str(tiny_checkpoints("llama"))
@@ -66,7 +66,7 @@ def post(url: str, **body: Any) -> httpx.Response:
 
 
 def texts_of(response: httpx.Response) -> str:
-    """Return the text of a stream, which must have its end."""
+    """Return the text of a stream, which must be complete."""
     events = [part.removeprefix("data: ") for part in response.text.split("\n\n") if part]
     assert events[-1] == "[DONE]"
     return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
@@ -158,7 +158,7 @@ def _metrics(gate: str) -> list[str]:
 
 
 def _busy_replica(gate: str) -> str:
-    """Return Serve's id of the replica that works."""
+    """Return Serve's id of the replica that runs the request."""
     busy = [x for x in _metrics(gate) if x.startswith("remora_num_running{") and x.endswith(" 1.0")]
     return busy[0].partition('replica="')[2].partition('"')[0]
 

@@ -1,4 +1,4 @@
-"""A stream goes on at another replica, each byte once, or says that it cannot."""
+"""A stream continues at another replica with each byte sent once, or ends with an error."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def make_replica(name: str, *, stop_at: int | None = None, text: str = TEXT) -> 
 
 
 async def stream(path: str, body: Any, *replicas: Replica, resumes: bool = True) -> str:
-    """Return a whole stream; replicas that stop under way are killed there."""
+    """Return a whole stream; replicas that hang are killed."""
     model: Replicas = ready(*replicas)
     async with gateway(model, resumes=resumes, max_crashes=9) as client:
         asking = asyncio.create_task(client.post(path, json=body, headers=NAMED))
         for replica in replicas[:-1]:
             while not replica.server.client.running:
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0.1)  # what it has made until it stops is on its way
+            await asyncio.sleep(0.1)  # its output until it hangs is on the way
             replica.kill()
         return (await asking).text
 
 
 @pytest.fixture(autouse=True)
 def _clock_of_the_answers_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An answer keeps the time of its beginning wherever it goes on.
+    # A resumed response keeps its creation time.
     seconds = iter(range(10**9, 10**9 + 10**6))
     monkeypatch.setattr(
         "remora.deployments.http.generation.resumption.time.time", lambda: next(seconds)
@@ -121,7 +121,7 @@ async def test_what_cannot_be_continued_exactly_ends_with_an_error_event(
 async def test_no_version_of_an_adapter_goes_on_from_anothers_tokens(
     versions: tuple[int, int],
 ) -> None:
-    """What the second replica makes by itself ends differently, so it shows who has made it."""
+    """The second replica's own text differs, which shows the replica that generated it."""
     doomed, other = make_replica("one", stop_at=4), make_replica("two", text="The end.")
     for replica, version in zip((doomed, other), versions, strict=True):
         replica.server.served_adapters = Versions(version)

@@ -1,4 +1,4 @@
-"""A gateway that is being stopped: what is open is told so in time."""
+"""Shutdown of a gateway: open requests receive an error in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket between replica and gateway: at once, no faster than read, and for nobody else."""
+"""The socket between replica and gateway: immediate, with backpressure, and authenticated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_str
 
 
 class Speaker:
-    """An application that says pieces for as long as it may; `num_said` counts them."""
+    """An application that sends pieces while the client is connected; `num_said` counts them."""
 
     def __init__(self, num_pieces: int = 10**9) -> None:
         self.num_said = 0
@@ -49,7 +49,7 @@ async def tunnel() -> AsyncIterator[Tunnel]:
     await tunnel.open()
     yield tunnel
     tunnel.close()
-    await asyncio.sleep(0.01)  # transports close in the loop's next turns
+    await asyncio.sleep(0.01)  # transports close in later iterations of the loop
 
 
 def start(tunnel: Tunnel, line: AnswerChannel, app: Speaker) -> asyncio.Task[None]:

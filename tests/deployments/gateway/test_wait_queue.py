@@ -1,4 +1,4 @@
-"""Requests wait for a first replica within limits, and only then."""
+"""Requests wait for the first replica, within limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_queue(
     max_wait_s: float = 30.0,
     report_s: float = 30.0,
 ) -> WaitQueue:
-    """Return a room that sees these phases, one at each look, the last for ever."""
+    """Return a queue that sees these phases, one per look; the last one repeats."""
     left = list(phases)
 
     async def look() -> Phase | None:
@@ -35,7 +35,7 @@ def make_queue(
 
 
 class Listener:
-    """What one request was told; `taken` is up to the test."""
+    """Records the phases that one request receives; the test sets `taken`."""
 
     def __init__(self, *, after: int | None = None) -> None:
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

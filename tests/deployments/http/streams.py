@@ -19,7 +19,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 def named_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream whose frames are named like the data's type."""
+    """Return the events of a stream whose frame names equal the data's `type`."""
     assert response.headers["content-type"].startswith("text/event-stream")
     found = []
     for frame in response.text.removesuffix("\n\n").split("\n\n"):
@@ -30,7 +30,7 @@ def named_events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def without_repeats(names: Sequence[str]) -> list[str]:
-    """Return names of events; of consecutive deltas of one kind only the first."""
+    """Return the names of events; a run of deltas of one kind counts once."""
     return [
         name
         for number, name in enumerate(names)

@@ -1,4 +1,4 @@
-"""Names of adapters: one merged into the model, or several loaded next to it."""
+"""Names of adapters: one merged into the model, or several loaded separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints that look after the server."""
+"""The administrative endpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_health_is_an_empty_200_or_a_503(path: str) -> None:
 async def test_the_models_list_and_the_card_agree() -> None:
     card = (await get("/v1/models/tiny")).json()
     (listed,) = (await get("/v1/models")).json()["data"]
-    assert {**listed, "created": card["created"]} == card  # two servers, two times of creation
+    assert {**listed, "created": card["created"]} == card  # two servers, two creation times
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1000)
 
 

@@ -1,4 +1,4 @@
-"""What /v1/messages answers, whole and streamed, and what the model is asked."""
+"""Responses of /v1/messages, whole and streamed, and the prompts they produce."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def post(server: FakeServer | None = None, path: str = "", **body: Any) ->
 
 
 def make_usage(num_output: int) -> dict[str, Any]:
-    """Return the usage of a plain prompt, of which two tokens were cached."""
+    """Return the usage of a plain prompt with two cached tokens."""
     return {
         "input_tokens": 21,
         "cache_creation_input_tokens": 0,
@@ -50,7 +50,7 @@ def make_usage(num_output: int) -> dict[str, Any]:
 
 
 async def messages_of(**body: Any) -> Any:
-    """Return what the chat template is given for a body."""
+    """Return the chat template's arguments for a body."""
     server = FakeServer()
     response = await post(server, **body)
     assert response.status_code == 200, response.text

@@ -81,7 +81,7 @@ async def start(client: openai.AsyncOpenAI, *lines: Any, endpoint: Any = URL) ->
 
 
 async def run(client: openai.AsyncOpenAI, server: FakeServer, *lines: Any, **options: Any) -> Batch:
-    """Run a batch of these lines to its end."""
+    """Run a batch of these lines until it ends."""
     made = await start(client, *lines, **options)
     await make_runner(server)[0].run_next()
     return await client.batches.retrieve(made.id)
@@ -445,7 +445,7 @@ async def test_another_replica_goes_on_where_one_stopped(tmp_path: Path) -> None
         task = asyncio.create_task(runner.run_next())
         while not server.client.running:
             await asyncio.sleep(0.001)
-        assert not await make_runner(server)[0].run_next()  # it is locked
+        assert not await make_runner(server)[0].run_next()  # the other runner holds its lock
         gate.set()
         while not (batch := store.read(made.id)) or batch.completed < 1:
             await asyncio.sleep(0.001)
@@ -580,7 +580,7 @@ async def test_a_run_that_is_cancelled_at_any_moment_is_ended_by_the_next(tmp_pa
 
 
 class Form:
-    """A form that comes in pieces."""
+    """A form that arrives in several pieces."""
 
     def __init__(self) -> None:
         head = 'Content-Disposition: form-data; name="'
@@ -611,7 +611,7 @@ async def test_an_upload_that_is_cancelled_at_any_moment_is_whole_or_gone(tmp_pa
         for moment in range(40):
             form = Form()
             await cancelled(app(dict(scope), form.receive, form.send), moment)
-    # Threads that had begun to copy end by themselves.
+    # Wait for threads that had begun to copy.
     await asyncio.get_running_loop().shutdown_default_executor()
 
     kept = BatchStore(tmp_path).files.seen_by(None)

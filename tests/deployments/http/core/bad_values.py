@@ -1,4 +1,4 @@
-"""Values that fields of request bodies do not take, by the name of the field."""
+"""Invalid values of request body fields, by field name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of the section `api`: what each does to requests and answers."""
+"""Keys of the section `api`: their effects on requests and responses."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_answers_hold_the_prompts_log_probabilities_unasked() -> None:
     assert lines[1:] == [{"98": -2.0}, {"99": -2.0}]
 
 
-# -- what is offered ---------------------------------------------------------------------------
+# -- available APIs -------------------------------------------------------------------------------
 
 
 @pytest.mark.observes("api.generation")
@@ -151,7 +151,7 @@ async def test_one_way_to_ask_may_be_closed(path: str, body: dict[str, Any], kin
     other = {"chat": "completion", "completion": "chat"}[kind]
     for generation, status in (("all", 200), (kind, 200), (other, 400)):
         response = await post(make_server(generation=generation), path, **body)
-        is_tgi = "inputs" in body  # which says 422
+        is_tgi = "inputs" in body  # which returns 422
         assert response.status_code == (422 if is_tgi and status == 400 else status)
     assert "api.generation" in response.text
 
@@ -160,7 +160,7 @@ async def test_one_way_to_ask_may_be_closed(path: str, body: dict[str, Any], kin
 
 
 class SlowTokenizer(CharTokenizer):
-    """Notes what it is asked at a time, and how many at the same time."""
+    """Records the size of each batch and the number of concurrent calls."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class SlowTokenizer(CharTokenizer):
 
 
 async def ask_many(server: FakeServer, prompts: Sequence[str]) -> None:
-    """Ask all at once, and see that each prompt reaches the engine as it was."""
+    """Send all prompts at once and check that each reaches the engine unchanged."""
     server.plan = make_plan(max_model_len=10**6, num_pages=10**5, max_running_requests=64)
     async with make_client(server) as client:
         await asyncio.gather(
@@ -212,7 +212,7 @@ async def test_prompts_that_come_together_are_tokenised_in_one_call() -> None:
     assert sum(tokenizer.batches) == 10
 
     await post(server, COMPLETIONS, prompt=["ab", "cd", "ef"], max_tokens=1)
-    assert tokenizer.batches[-1] == 3  # the prompts of one request, too
+    assert tokenizer.batches[-1] == 3  # prompts of a single request are batched, too
 
 
 @pytest.mark.observes("api.tokenizer_batch_wait_s")

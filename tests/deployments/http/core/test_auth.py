@@ -1,4 +1,4 @@
-"""Keys: what is open, what a caller may do, and what only the operator may."""
+"""API keys: open paths, callers' permissions, and the operator's permissions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_guarded(
 
 
 def all_routes() -> list[tuple[str, str]]:
-    """Return (method, path) of everything that the application answers."""
+    """Return (method, path) of every route of the application."""
     found = methods_of(make_guarded_app(CALLERS))
     assert len(found) > 40
     return sorted((method, path) for path, methods in found.items() for method in methods)

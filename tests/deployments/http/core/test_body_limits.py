@@ -1,7 +1,7 @@
-"""The limits of bodies: a body at a limit is taken, one above it is refused.
+"""The limits of bodies: a body at a limit is accepted, one above it is refused.
 
-Each refusal has its status, a message with the limit, and is counted; the operator's value, where
-there is a key, replaces the default.
+A refusal has its status, a message with the limit, and a count in the metrics. The configured
+value of a limit, where there is a key, replaces the default.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Grammars(GrammarService):
-    """The service without its compiler: whatever passes its checks is a grammar."""
+    """A grammar service without a compiler: every constraint that passes its checks is valid."""
 
     def _grammar(self, source: Source) -> Future[Grammar]:
         done: Future[Grammar] = Future()
@@ -49,7 +49,7 @@ class Grammars(GrammarService):
 
 
 def make_server(**sections: Any) -> FakeServer:
-    """A server that would take far more than the limits do."""
+    """A server whose capacity far exceeds the limits."""
     config = make_server_config(**{"api": {"tool_parser": "hermes"}, **sections})
     plan = make_plan(max_model_len=10**7, num_pages=10**6, max_running_requests=4096)
     grammars = Grammars(config.grammar, CharTokenizer(), vocab_size=257, eos_token_ids=(EOS,))  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def make_server(**sections: Any) -> FakeServer:
 
 
 def of(path: str, **fields: Any) -> dict[str, Any]:
-    """A body that a path takes, with some fields."""
+    """Return a valid body of a path with some fields changed."""
     turn = [{"role": "user", "content": "Hi"}]
     usual: dict[str, dict[str, Any]] = {
         CHAT: {"messages": turn, "max_tokens": 1},
@@ -91,7 +91,7 @@ def functions(num: int) -> list[dict[str, Any]]:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema of `depth` objects one in the other."""
+    """Return a schema of `depth` nested objects."""
     schema: dict[str, Any] = {}
     for _ in range(depth - 1):
         schema = {"items": schema}
@@ -112,7 +112,7 @@ class Row:
     """One limit at one path.
 
     limit:  key of the configuration, and the counter's label
-    make:   the body with so much of it: an object, or JSON text
+    make:   returns a body of the given size: an object, or JSON text
     """
 
     limit: str
@@ -167,7 +167,7 @@ def asking(name: str) -> Callable[[int], Any]:
 
 PART, NAMES = "[0].content", "sampling_params"
 ROWS = [
-    # JSON itself
+    # the JSON text
     Row("max_json_depth", COMPLETIONS, extra(lambda n: "[" * (n - 1) + "]" * (n - 1))),
     Row("max_json_depth", COMPLETIONS, extra(lambda n: '{"a":' * (n - 1) + "1" + "}" * (n - 1))),
     Row("max_json_digits", COMPLETIONS, extra(lambda n: "9" * n)),
@@ -230,7 +230,7 @@ FIXED = [
 
 
 async def post(server: FakeServer, path: str, body: Any) -> tuple[httpx.Response, str]:
-    """Return the answer, and the lines of the counter of refusals."""
+    """Return the response, and the refusal counter's lines."""
     content = body if isinstance(body, str) else json.dumps(body)
     async with make_client(server) as client:
         response = await client.post(path, content=content, headers=JSON)
@@ -244,7 +244,7 @@ def counted(limit: str) -> str:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """Return the error, whatever the dialect."""
+    """Return the error in any dialect's response."""
     error = response.json()["error"]
     return error if isinstance(error, dict) else {"message": error}
 

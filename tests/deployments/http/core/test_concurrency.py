@@ -1,4 +1,4 @@
-"""The limit of concurrent requests: one more is refused, or waits in turn."""
+"""The limit of concurrent requests: a request above it is refused, or waits in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def busy_server(**api: Any) -> tuple[FakeServer, asyncio.Event]:
 
 
 async def ask(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
-    """Begin to ask; return when all that can happen at once has."""
+    """Send a request; return once it runs, waits or is refused."""
     task = asyncio.create_task(client.post("/v1/completions", json=BODY))
     for _ in range(50):
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_one_request_more_than_may_run_is_refused() -> None:
     async with client_of(make_app(server)) as client:
         running = [await ask(client), await ask(client)]
         refused = await (await ask(client))
-        assert (await client.get("/health_generate")).status_code == 200  # counts for nothing
+        assert (await client.get("/health_generate")).status_code == 200  # not counted
         gate.set()
         taken = [(await task).status_code for task in running]
         later = await client.post("/v1/completions", json=BODY)
@@ -77,7 +77,7 @@ async def test_a_place_that_comes_too_late_goes_to_the_next() -> None:
         gone = asyncio.create_task(hold("gone"))
         stays = asyncio.create_task(hold("stays"))
         await asyncio.sleep(0)
-    gone.cancel()  # its turn has come, and it has not taken it yet
+    gone.cancel()  # it is next, but has not entered yet
     await stays
 
     assert entered == ["stays"]

@@ -31,7 +31,7 @@ MAX_BODY_BYTES = 1000
 
 
 async def get(url: str, headers: list[tuple[bytes, bytes]], **limits: Any) -> Any:
-    """Ask with exactly these headers."""
+    """Send a request with exactly these headers."""
     server = FakeServer(config=make_server_config(limits=limits))
     async with make_client(server) as client:
         request = httpx.Request("GET", f"http://remora{url}")
@@ -40,7 +40,7 @@ async def get(url: str, headers: list[tuple[bytes, bytes]], **limits: Any) -> An
 
 
 def sized(limit: str, size: int) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return the URL and the headers of a request that has so much of what is limited."""
+    """Return the URL and the headers of a request whose limited part has this size."""
     if limit == "max_url_bytes":
         path = "/v1/models?"
         return path + "x" * (size - len(path) + 1), []  # the question mark does not count
@@ -131,7 +131,7 @@ async def test_digits_within_a_text_are_text(text: bytes) -> None:
 
 @asynccontextmanager
 async def listening(server: FakeServer) -> AsyncGenerator[int, None]:
-    """Serve at a free port."""
+    """Serve on a free port."""
     config = uvicorn.Config(make_app(server), port=0, log_level="critical", lifespan="off")
     listener = uvicorn.Server(config)
     listener.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ async def listening(server: FakeServer) -> AsyncGenerator[int, None]:
 
 
 async def ask(port: int, head: str, body: bytes = b"") -> bytes:
-    """Send bytes, and return what comes until the other side closes."""
+    """Send bytes and return the response until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.replace("\n", "\r\n").encode() + b"\r\n" + body)
     async with asyncio.timeout(10):

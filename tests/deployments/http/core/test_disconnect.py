@@ -1,4 +1,4 @@
-"""A client that goes away takes its request out of the engine."""
+"""A client's disconnect aborts its request in the engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rules of errors, for every endpoint that makes text, in its dialect's own shape.
+"""The rules of errors, for every endpoint that generates text, in its dialect's format.
 
-The same table runs where the application is mounted below a prefix, as Serve mounts it.
+The same table runs with the application mounted below a prefix, as in Serve.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def is_tgi(body: Any) -> str:
 class Endpoint:
     """One path in one dialect.
 
-    body:  a right one, streamed; `text` names the field of it that holds the prompt
+    body:  a valid, streamed body; `text` names its field that holds the prompt
     """
 
     name: str
@@ -70,7 +70,7 @@ class Endpoint:
     dialect: str = "auto"
 
     def long(self) -> dict[str, Any]:
-        """Return a body whose prompt does not fit."""
+        """Return a body whose prompt is too long."""
         text = "x" * 1500
         turns = [{"role": "user", "content": text}]
         return self.body | {self.text: turns if self.text == "messages" else text}
@@ -125,7 +125,7 @@ def client_of(server: FakeServer, prefix: str = "") -> httpx.AsyncClient:
 
 
 def check_error(endpoint: Endpoint, response: httpx.Response) -> str:
-    """Check shape and headers of an error; return its message."""
+    """Check the format and headers of an error; return its message."""
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-should-retry"] in ("true", "false")
     assert response.headers["x-request-id"]

@@ -1,4 +1,4 @@
-"""Which status, type and code an error becomes; and that no error becomes anything else."""
+"""The status, type and code of each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults are described with the field names of the request body, not with internal names."""
+"""Errors use the field names of the request body, not internal names."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ ALL = [
 
 
 def leaves(value: Any) -> set[str]:
-    """Return all names of fields in a body."""
+    """Return all field names of a body."""
     if isinstance(value, list):
         return {name for item in value for name in leaves(item)}
     if not isinstance(value, dict):
@@ -207,7 +207,7 @@ async def test_an_error_names_what_the_client_has_sent(
     message = error if isinstance(error, str) else error["message"]
     if isinstance(error, dict) and "param" in error:
         assert error["param"] == param
-    # The message names a field by its whole path, and none that is not in the body.
+    # The message names a field by its full path, and no field that is absent from the body.
     names = set(re.findall(r"[A-Za-z_][\w.]*\w|[A-Za-z_]", message))
     inner = names & set(INNER) - ({"n", "temperature"} if "best_of" in param else set())
     assert inner <= body.keys(), f"{message} names {inner}"

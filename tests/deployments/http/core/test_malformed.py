@@ -1,4 +1,4 @@
-"""Bad values of every field: a 4xx in the API's own shape that names the field, never a 500."""
+"""Bad values of every field: a 4xx in the API's format that names the field, never a 500."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from tests.deployments.http.core.bad_values import ADD, HELLO, NOWHERE_VALID, Ba
 
 
 class Place(NamedTuple):
-    """The fields of a body model: sent to `path`, below `within`, with the valid fields.
+    """The fields of a body model: sent to `path`, under the key `within`, with the valid fields.
 
-    values:   bad values of fields with a meaning of their own here
+    values:   bad values of fields with a meaning specific to this model
     common:   bad values of the other fields
     opaque:   fields that are not checked, or checked by the engine only
-    objects:  fields that take any object
+    objects:  fields that accept any object
     naming:   part of the error that names the field; None: the dialect need not name it
     """
 
@@ -77,7 +77,7 @@ def dialect_place(
     within: str = "",
     dialect: str = "auto",
 ) -> Place:
-    """Return a place of TGI, LightLLM or Ollama; `taken` fields take what others do not."""
+    """Return a place of TGI, LightLLM or Ollama; `taken` fields accept values invalid elsewhere."""
     return Place(
         *(path, model, valid, within, dialect),
         values={**bad.DIALECTS, **dict.fromkeys(taken, ())},
@@ -146,7 +146,7 @@ PLACES = {
     ),
 }
 SENT_NAMES = {"schema_": "schema"}
-# A field's fault may be attributed to another field.
+# An invalid field may be attributed to another field.
 ELSEWHERE: Mapping[str, str] = {"text": "input_ids", "input_ids": "text"}
 
 
@@ -174,7 +174,7 @@ def app_of(dialect: str, unknown_fields: str) -> FastAPI:
 
 
 async def post(place: Place, body: Any, unknown_fields: str = "reject") -> httpx.Response:
-    # Unknown fields would be ignored otherwise, those of nested objects too.
+    # Unknown fields would be ignored otherwise, even in nested objects.
     async with client_of(app_of(place.dialect, unknown_fields)) as client:
         return await client.post(place.path, content=json.dumps(body))
 

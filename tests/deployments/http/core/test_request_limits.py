@@ -73,7 +73,7 @@ async def test_prompt_and_output_fit_the_context_to_the_last_token() -> None:
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert limits == ["context_length"]
-    # The limit, what was asked for in all, in the prompt and in the output, and the excess.
+    # The limit; the requested total, prompt and output tokens; and the excess.
     numbers = set(map(int, re.findall(r"\d+", refused.json()["error"]["message"])))
     assert numbers >= {100, 101, 90, 11, 1}
 
@@ -173,7 +173,7 @@ def test_the_name_of_a_limit_comes_along_between_processes() -> None:
 
 
 class TemplateTokenizer(CharTokenizer):
-    """Writes chats by a real template, under the operator's limits."""
+    """Renders chats with a real template, under the configured limits."""
 
     def __init__(self, source: str, config: ServeConfig) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ async def test_a_template_takes_so_long_and_no_longer(limits: dict[str, float]) 
 
 
 async def test_templates_obey_the_operators_limits() -> None:
-    """Through the tokenizer, as a replica sets them."""
+    """Set on the tokenizer, as in a replica."""
     backend = make_tiny_tokenizer()
     backend.chat_template = "{{ messages[0].content }}"
     tokenizer = Tokenizer(backend)
@@ -236,7 +236,7 @@ async def test_templates_obey_the_operators_limits() -> None:
         tokenizer.render_chat([{"role": "user", "content": "a" * 1025}])
 
 
-# -- wherever a body comes from ----------------------------------------------------------------
+# -- bodies from any source ----------------------------------------------------------------------
 
 
 async def test_bodies_of_handles_and_batches_are_under_the_same_limits() -> None:
@@ -271,7 +271,7 @@ async def test_lines_of_batches_nest_no_deeper_than_the_operator_says(
     async with opened(server) as client:
         line = make_line("x", messages=[{"role": "user", "content": "a"}], extra=extra)
         batch = await start(client, line)
-        # In a context of its own, as a replica's: no request has set any limits there.
+        # In a new context, as in a replica: no request has set any limits there.
         task = asyncio.create_task(make_runner(server)[0].run_next(), context=Context())
         await task
         ended = await client.batches.retrieve(batch.id)
@@ -297,7 +297,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}
 async def test_parts_and_calls_are_counted_over_all_messages(
     path: str, field: str, message: dict[str, Any]
 ) -> None:
-    """Of what one message may have, two thousand would stop the server for seconds."""
+    """Two thousand messages with the maximum of parts would block the server for seconds."""
     limits = {"max_messages": 100, "max_parts": 9}
     fields = {"max_tokens": 1} if path == "/v1/messages" else {}
     server = FakeServer(
@@ -315,7 +315,7 @@ async def test_parts_and_calls_are_counted_over_all_messages(
 
 
 async def test_a_conversation_that_is_gone_on_with_has_as_many_items_as_may_be_read() -> None:
-    """Reasoning becomes one message with the text after it, so messages alone count too few."""
+    """Counting messages alone is too low: reasoning and the text after it form one message."""
     limits = {"max_messages": 10, "max_parts": 1}
     reasoning = {"type": "reasoning", "content": "a"}
     body: dict[str, Any] = {"input": [reasoning] * 10}

@@ -1,7 +1,7 @@
-"""Bodies and parameters made from our own description of the API never bring out a 5xx.
+"""Bodies and parameters generated from remora's OpenAPI description never cause a 5xx.
 
-Of the bodies made from a schema alone nearly all are refused at the door. So half of the cases
-are the description's own example with a few of a made body's fields put into it: those run.
+Nearly all bodies generated from a schema alone are refused by validation. So half of the cases
+are the description's own example with a few generated fields; these run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GENERATED = settings(
     suppress_health_check=list(HealthCheck),
 )
 JSON = "application/json"
-# Bodies that are tried at another path already.
+# Bodies that are tested at another path.
 ALIKE = {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"}
-# What a model that makes text refuses, whatever the body.
+# Paths that a text generation model refuses for any body.
 REFUSED = {
     "/v1/embeddings",
     "/api/embed",
@@ -51,7 +51,7 @@ REFUSED = {
 
 
 def examples() -> dict[str, Any]:
-    """Return the examples of bodies that our description holds, by path."""
+    """Return the example bodies of the OpenAPI description, by path."""
     found = {}
     for path, operations in make_app().openapi()["paths"].items():
         body = operations.get("post", {}).get("requestBody", {})
@@ -66,7 +66,7 @@ EXAMPLES = examples()
 
 @st.composite
 def grafted(draw: st.DrawFn, cases: st.SearchStrategy[Any], example: dict[str, Any]) -> Any:
-    """Draw a case whose body is an example with up to two fields of a made one."""
+    """Draw a case whose body is an example with up to two generated fields."""
     case = draw(cases)
     made = case.body if isinstance(case.body, dict) else {}
     names = sorted(made.keys() - example.keys(), key=repr)
@@ -76,7 +76,7 @@ def grafted(draw: st.DrawFn, cases: st.SearchStrategy[Any], example: dict[str, A
 
 
 def strategies(operation: Any, num: int) -> Iterator[tuple[st.SearchStrategy[Any], int]]:
-    """Yield strategies of an operation's cases, and how many to draw; `num` in all."""
+    """Yield strategies for an operation's cases, each with its number of cases; `num` in total."""
     right = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
     wrong = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
     example = EXAMPLES.get(operation.path)
@@ -115,12 +115,12 @@ def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
                 if response.status_code >= 500:
                     faults.append(f"{case.as_curl_command()}: {response.text}")
 
-            with suppress(Unsatisfiable):  # not every operation can be asked wrongly
+            with suppress(Unsatisfiable):  # some operations have no invalid cases
                 ask()
 
     assert not faults, "\n".join(faults[:10])
     assert asked.total() >= NUM_CASES
-    assert asked[200] > asked.total() / 3, asked  # else nothing but refusals was tried
+    assert asked[200] > asked.total() / 3, asked  # otherwise nearly all cases were refused
     assert answered >= EXAMPLES.keys()
 
 

@@ -1,4 +1,4 @@
-"""Serve's own plain-text errors take our shape; everything else passes through."""
+"""Serve's plain-text errors are converted to remora's format; other responses are unchanged."""
 
 from __future__ import annotations
 

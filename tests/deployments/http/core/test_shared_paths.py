@@ -1,4 +1,4 @@
-"""The dialect that /generate and / choose for a body, by themselves and by configuration."""
+"""The dialect of /generate and /: detected from a body, or configured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A server on this machine that asks for no key, and the web pages that its user looks at.
+"""A local server without an API key, and web pages in its user's browser.
 
-A page may make the user's browser send requests to this machine: across sites, where it cannot
-read the answer and the browser says where it comes from; or, once its own name has been made to
-mean 127.0.0.1, as if to its own site, under that name.
+A page may make the browser send requests to this machine: cross-site, where the page cannot read
+the response and the browser sends the page's origin; or, after DNS rebinding of its name to
+127.0.0.1, as same-site requests under that name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def test_no_page_reaches_the_operators_routes(headers: dict[str, str]) -> 
     for response in await ask(LOCAL, None, headers):
         error = response.json()["error"]
         assert (response.status_code, error["type"]) == (403, "permission_error")
-        assert "api.admin_api_key" in error["message"]  # the advice: which key to set
+        assert "api.admin_api_key" in error["message"]  # advice: the key to set
         assert "evil" not in error["message"]
 
 

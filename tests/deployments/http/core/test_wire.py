@@ -1,4 +1,4 @@
-"""Bodies that do not come to their end."""
+"""Incomplete bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which constraint a body asks for, under whatever name, and what does not go together."""
+"""The constraint of a body under each of its field names, and invalid combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of several requests, tokenised together."""
+"""Batched tokenisation of texts of several requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.moments import cancelled, nothing_left
 
 
 class Failing(CharTokenizer):
-    """Cannot tokenise."""
+    """A tokenizer that always fails."""
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         raise ValueError("no")

@@ -1,4 +1,4 @@
-"""Log-probabilities as the dialects write them."""
+"""Log-probabilities in each dialect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOS, EOS = (
 
 
 def token_starts(ids: list[int]) -> list[int]:
-    """Return how many whole characters come before each token."""
+    """Return the number of complete characters before each token."""
     texts = (b"".join(map(BYTES.token_bytes, ids[:end])) for end in range(len(ids)))
     return [len(text.decode("utf-8", "ignore")) for text in texts]
 

@@ -1,4 +1,4 @@
-"""What chat templates are given for the messages that clients send."""
+"""Messages of clients as chat templates receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fields of a request become SamplingParams."""
+"""Conversion of request fields to SamplingParams."""
 
 from __future__ import annotations
 

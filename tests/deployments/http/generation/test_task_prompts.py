@@ -1,4 +1,4 @@
-"""Texts that stand before the prompts of requests that name them."""
+"""Task prompts: texts that precede the prompts of requests that name them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids(text: str) -> list[int]:
 
 
 async def asked(path: str, body: dict[str, Any], **api: Any) -> Request:
-    """Return the request that a body becomes."""
+    """Return the engine request of a body."""
     server = FakeServer(config=make_config(**({"task_prompts": TASKS} | api)))
     async with make_client(server) as client:
         assert (await client.post(path, json=body)).status_code == 200
@@ -118,14 +118,14 @@ async def test_a_replica_computes_them_before_it_is_ready() -> None:
 
 
 class Letters:
-    """A tokenizer of small ids."""
+    """A tokenizer with small ids."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(char) % (VOCAB - 1) + 1 for char in text]
 
 
 async def tokens_of(client: LocalEngineClient, prompt: Sequence[int], name: str) -> tuple[int, Any]:
-    """Run a request; return how many tokens were cached, and its output."""
+    """Run a request; return the number of cached tokens, and its output."""
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     outputs = [
         output
@@ -146,7 +146,7 @@ async def test_their_kv_stays_while_others_can_go() -> None:
     )
     try:
         await tasks.compute(client, plan.max_sequence_tokens)
-        for number in range(10, 20):  # more than fits, each later than the tasks
+        for number in range(10, 20):  # more than fits, each used later than the tasks
             await tokens_of(client, [number] * 20, f"r{number}")
         prompt = [*tasks.ids("sum"), 3, 4]
         num_cached, tokens = await tokens_of(client, prompt, "last")

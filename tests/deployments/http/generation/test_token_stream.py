@@ -1,4 +1,4 @@
-"""Texts of tokens, one by one."""
+"""Texts of single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes under /api answer, in Ollama's shape."""
+"""Responses of the routes under /api, in Ollama's format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lines(response: httpx.Response) -> list[Any]:
 
 
 def said(all_lines: list[Any]) -> list[Any]:
-    """Return what the lines say, without model, times and counts."""
+    """Return the content of the lines, without model, times and counts."""
     return [line.get("message", line.get("response")) for line in all_lines]
 
 
@@ -273,7 +273,7 @@ async def test_an_error_after_the_first_token_is_the_last_line() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_a_client_that_asks_whether_anybody_is_there_is_told_so(method: str) -> None:
-    """Ollama's command line does, before anything else."""
+    """Ollama's command line sends this request first."""
     async with make_client() as client:
         response = await client.request(method, "/")
     assert response.status_code == 200

@@ -1,4 +1,4 @@
-"""What /v1/chat/completions answers, to the byte where clients depend on it."""
+"""Responses of /v1/chat/completions, byte for byte where clients depend on it."""
 
 from __future__ import annotations
 

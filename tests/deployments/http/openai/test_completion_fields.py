@@ -1,4 +1,4 @@
-"""Fields of text completions beyond the everyday: best_of, suffix, cut and healed prompts."""
+"""Less common fields of text completions: best_of, suffix, truncated and healed prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def post(
 
 
 class RankedEngine(FakeEngine):
-    """Sequence i of n has tokens of the log-probability -|i - 2|, and says i."""
+    """An engine whose sequence i of n has tokens of log-probability -|i - 2| and the text i."""
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         async for output in super().generate(request):
@@ -57,7 +57,7 @@ async def test_the_likeliest_of_best_of_come_first_and_all_tokens_count() -> Non
 
 
 class FimTokenizer(CharTokenizer):
-    """Knows the marks of filling in the middle."""
+    """A tokenizer with fill-in-the-middle tokens."""
 
     added_tokens = MappingProxyType(
         {1: "<fim_prefix>", 2: "<fim_suffix>", 3: "<fim_middle>", 4: "<other>"}

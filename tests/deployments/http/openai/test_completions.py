@@ -1,4 +1,4 @@
-"""What /v1/completions answers."""
+"""Responses of /v1/completions."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def test_offsets_index_the_text_of_the_answer() -> None:
     assert prompt[0] == 0
     assert choice["text"][prompt[-1] :].startswith(("x", " x"))
     assert first == len("é🙂 x")
-    # The fake says "abc" for ids of other texts.
+    # The fake engine's "abc" has the ids of other texts.
     widths = [len(server.tokenizer.token_text(ord(char))) for char in "ab"]
     assert [second - first, third - second] == widths
 

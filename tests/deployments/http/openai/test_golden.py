@@ -1,7 +1,7 @@
-"""Whole streams of /v1/chat/completions, event by event, as they have always been.
+"""Complete streams of /v1/chat/completions, event by event, unchanged over time.
 
-The sequences stand in `golden/`; ids, times and the model's name are as the fake engine makes
-them. A change there is a change for every client.
+The expected events are in `golden/`; ids, times and the model's name come from the fake engine. A
+change there is a change for every client.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tools_cut_off": (CALLS, {"tools": [ADD], "max_tokens": 55}),
     "reasoning_and_tools": (f"<think>x</think>{CALLS}", {"tools": [ADD], "n": 2} | USAGE),
     "named_tool": (
-        'x</think>{"a": 1}',  # what is held to a grammar begins with a reasoning that is open
+        'x</think>{"a": 1}',  # with a grammar, the output begins inside reasoning
         {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
     ),
     "required_tools": (
@@ -71,7 +71,7 @@ def events_of(text: str) -> list[Any]:
 
 
 def normal(events: list[Any]) -> list[Any]:
-    """Replace what differs from run to run; ids of calls become their numbers."""
+    """Replace values that differ between runs; ids of calls become their numbers."""
     call_ids: dict[str, str] = {}
     for event in events:
         if isinstance(event, dict) and "created" in event:

@@ -1,4 +1,4 @@
-"""What holds in each golden stream, and in one whose client leaves: ids, usage, reasons, ends."""
+"""Rules of all golden streams, complete or disconnected: ids, usage, finish reasons, ends."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def test_a_client_that_leaves_has_got_the_beginning_and_no_end() -> None:
     text = b"".join(m.get("body", b"") for m in connection.sent).decode()
     events = normal(events_of(text))
     for event in events:
-        event["id"] = "chatcmpl-r1"  # the connection has named none
+        event["id"] = "chatcmpl-r1"  # the connection sends no id
     check_beginning("text", events)
     assert server.client.running == set()
 
 
 def check_beginning(name: str, events: list[Any]) -> None:
-    """Check that events are the first ones of a golden stream, and not all."""
+    """Check that events are the beginning of a golden stream, but not all of it."""
     with pytest.raises(AssertionError):
         check(name, events)
     missing = golden(name)[len(events) :]

@@ -1,4 +1,4 @@
-"""Over a real socket: the official client understands us, and leaving is noticed."""
+"""The official client over a real socket: its requests work, and its disconnect is detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELLO: Any = [{"role": "user", "content": "Hi"}]
 
 @asynccontextmanager
 async def listening(server: FakeServer) -> AsyncGenerator[str, None]:
-    """Serve on a free port of this machine; yields the address."""
+    """Serve on a free port of this machine; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(make_app(server), log_config=None, ws="none", lifespan="off")
         uvicorn_server = uvicorn.Server(config)

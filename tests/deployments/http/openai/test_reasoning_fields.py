@@ -1,4 +1,4 @@
-"""Reasoning: how a chat asks for it, and where the answer holds it."""
+"""Reasoning: the request fields that control it, and the response fields that hold it."""
 
 from __future__ import annotations
 

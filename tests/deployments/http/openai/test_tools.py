@@ -1,4 +1,4 @@
-"""Tools of a chat: what may be asked, what the engine is held to, and what comes back."""
+"""Tools of a chat: valid requests, the engine's constraint, and the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings, served for real by a tiny encoder."""
+"""/v1/embeddings with a tiny real encoder."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_bad_bodies_are_refused_by_name(
             ({"input": "a", "prompt_name": "query"}, "prompt_name"),
             ({"input": "a", "truncate_prompt_tokens": 9999}, "truncate_prompt_tokens"),
         ):
-            if param is None:  # only the frame is left of it
+            if param is None:  # only its special tokens remain
                 assert len((await embed(client, **body))["data"]) == 1
                 continue
             assert (await fault_of(client, **body))["param"] == param, body
@@ -162,7 +162,7 @@ async def test_rows_have_no_more_tokens_than_are_asked_for(
 ) -> None:
     make_tiny_encoder(tmp_path, "bert")
     async with replica(tmp_path, monkeypatch) as (client, _):
-        for max_tokens in (1, 2):  # the frame alone has two
+        for max_tokens in (1, 2):  # the special tokens alone are two
             fault = await fault_of(client, input="fox fox", truncate_prompt_tokens=max_tokens)
             assert "still has 3 tokens" in fault["message"]
             assert fault["param"] == "input"
@@ -214,7 +214,7 @@ async def test_clients_of_ollama_get_the_same_vectors(
 
 
 def make_sentence_folder(folder: Path) -> None:
-    """Write what sentence-transformers would: two kinds of pooling, a dense layer, prompts."""
+    """Write files as sentence-transformers does: two kinds of pooling, a dense layer, prompts."""
     from safetensors.torch import save_file
 
     make_tiny_encoder(folder, "bert")

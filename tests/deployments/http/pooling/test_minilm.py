@@ -1,4 +1,4 @@
-"""/v1/embeddings of a real model: texts of all lengths in one request, as transformers has them."""
+"""/v1/embeddings of a real model equal transformers', for texts of all lengths in one request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_200_texts_are_embedded_as_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = make_texts(200, 400)
-    assert max(len(text.split()) for text in given) > 256  # the longest are cut
+    assert max(len(text.split()) for text in given) > 256  # the longest are truncated
     async with replica(MINILM, monkeypatch) as (client, _):
         body = {"input": given, "truncate_prompt_tokens": -1}
         response = await client.post("/v1/embeddings", json=body)

@@ -1,4 +1,4 @@
-"""Answers with many numbers are made and written off the event loop."""
+"""Responses with many numbers are built and encoded off the event loop."""
 
 from __future__ import annotations
 

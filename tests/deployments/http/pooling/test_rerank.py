@@ -1,4 +1,4 @@
-"""/v1/rerank, /v1/score, /classify, /pooling and /encode, served for real by tiny models."""
+"""/v1/rerank, /v1/score, /classify, /pooling and /encode with tiny real models."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_pairs_are_cut_at_the_side_that_is_said(
     oracle = make_tiny_encoder(tmp_path, "bert", classifies=True, num_labels=1)
     encode = make_framing_tokenizer().backend_tokenizer.encode
     query, document = (encode(text, add_special_tokens=False).ids for text in ("fox", QUERY * 4))
-    length = len(query) + 8  # three around them, five of the document
+    length = len(query) + 8  # three special tokens, five of the document
     wanted = scores_of(
         oracle,
         [

@@ -1,4 +1,4 @@
-"""The events of a streamed response, their order, and the official client's reading of them."""
+"""The events of a streamed response, their order, and the official client's parsing of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.deployments.http.responses.test_response import (
 from tests.deployments.http.streams import named_events, without_repeats
 
 Event = dict[str, Any]
-# Names of events, without the beginning that nearly all have.
+# Names of events, without their common prefix.
 START = ["created", "in_progress"]
 MESSAGE_START = ["output_item.added", "content_part.added"]
 MESSAGE_END = ["output_text.done", "content_part.done", "output_item.done"]
@@ -138,11 +138,11 @@ async def test_an_error_after_the_first_token_is_a_failed_response_and_an_error(
     assert events[-2]["response"]["error"]["code"] == "server_error"
     assert events[-1]["code"] == "engine_failed"
     assert "secret" not in response.text
-    assert stored.status_code == 404  # a failed response is not kept
+    assert stored.status_code == 404  # a failed response is not stored
 
 
 class City(BaseModel):
-    """What the model is to answer."""
+    """The structured output of the model."""
 
     name: str
 

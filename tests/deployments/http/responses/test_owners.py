@@ -1,4 +1,4 @@
-"""Whose responses are whose, and items of earlier responses that an input names by id."""
+"""Owners of responses, and inputs that name items of earlier responses by id."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_an_input_names_earlier_items_by_id() -> None:
         listed = (await client.get(f"{PATH}/{made['id']}/input_items")).json()["data"]
         call = made["output"][2]
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
-        bare = {"id": made["output"][0]["id"]}  # the type may be left out
+        bare = {"id": made["output"][0]["id"]}  # the type is optional
         items = [reference(listed[0]), bare, *map(reference, made["output"][1:]), result]
         again = await client.post(PATH, json={"input": items})
         kept = (await client.get(f"{PATH}/{again.json()['id']}/input_items")).json()["data"]
@@ -130,7 +130,7 @@ async def test_an_input_names_earlier_items_by_id() -> None:
     assert messages[0]["content"] == "1 + 1?"
     assert messages[1]["reasoning_content"] == "Hm."
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    # What is kept is what was meant, under the ids that it had.
+    # The stored input holds the referenced items under their ids.
     assert [item["id"] for item in kept[::-1]][:-1] == [listed[0]["id"]] + [
         item["id"] for item in made["output"]
     ]

@@ -1,4 +1,4 @@
-"""What /v1/responses answers, what the model is asked, and what is kept of it."""
+"""Responses of /v1/responses, the prompts they produce, and what is stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
 
 
 async def messages_of(**body: Any) -> Any:
-    """Return what the chat template is given for a body."""
+    """Return the chat template's arguments for a body."""
     server = FakeServer()
     response = await post(server, **body)
     assert response.status_code == 200, response.text
@@ -221,7 +221,7 @@ async def test_a_response_continues_another() -> None:
 
 
 async def continue_after(text: str, **body: Any) -> tuple[FakeServer, httpx.Response]:
-    """Continue a response in which the model said `text`."""
+    """Continue a response in which the model generated `text`."""
     server = make_parsing_server(text)
     async with make_client(server) as client:
         first = await client.post("/v1/responses", json={"input": "Hi", "tools": [ADD]} | body)

@@ -1,4 +1,4 @@
-"""Stores of responses: what is kept, for how long, and how much of it."""
+"""Stores of responses: content, expiry and capacity."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def make_record(previous: str | None = None) -> Record:
 
 
 async def test_a_chain_begins_with_the_oldest_and_leaves_tools_out() -> None:
-    """Tools may be megabytes, in each of hundreds of responses."""
+    """Hundreds of responses may each have megabytes of tools."""
     archive = Archive(MemoryStore(10.0))
     first = make_record()
     second = make_record(first.response["id"])

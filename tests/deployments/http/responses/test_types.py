@@ -1,4 +1,4 @@
-"""Responses, their events and their items, held against the types of the official client."""
+"""Responses, their events and their items, compared with the types of the official client."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# The service tells the former, though the types leave it out; some versions of the client have a
-# `name` in the last event of a call's arguments, and want it.
+# The service sends the former, though the types omit it; some versions of the client require a
+# `name` in the last event of a call's arguments.
 UNTYPED = {"store", "response.store", "name"}
 
 
 def unknown_to(model: BaseModel, place: str = "") -> list[str]:
-    """Return the fields, at whatever depth, that the client's types do not have."""
+    """Return the fields, at any depth, that the client's types lack."""
     found = [f"{place}{name}" for name in model.model_extra or {}]
     for name, value in model:
         for part in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""What /generate answers, in SGLang's shape."""
+"""Responses of /generate, in SGLang's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`custom_logit_processor` and `custom_params` of requests, on their way to the engine."""
+"""`custom_logit_processor` and `custom_params` of requests reach the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parsers alone, over HTTP."""
+"""The parser routes over HTTP."""
 
 from __future__ import annotations
 

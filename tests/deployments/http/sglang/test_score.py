@@ -1,4 +1,4 @@
-"""/v1/score: how likely labels are after a query and each item."""
+"""/v1/score: probabilities of labels after a query and each item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/update_weights_from_disk, over an engine that only takes notes."""
+"""/update_weights_from_disk with an engine that only records calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = "/update_weights_from_disk"
 
 
 class Noting:
-    """Loads nothing, and says what it was asked for."""
+    """A loader that loads nothing and records its arguments."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []

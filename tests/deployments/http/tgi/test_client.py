@@ -1,4 +1,4 @@
-"""Over a real socket: huggingface_hub's client understands TGI's dialect as we speak it."""
+"""TGI's dialect over a real socket with huggingface_hub's client."""
 
 from __future__ import annotations
 

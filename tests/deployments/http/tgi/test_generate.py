@@ -1,4 +1,4 @@
-"""What /generate, /generate_stream and / answer in TGI's shape."""
+"""Responses of /generate, /generate_stream and /, in TGI's format."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_defaults_are_tgis_and_not_the_models() -> None:
     server = FakeServer(plan=make_plan(max_model_len=12))
     await post(server=server)
     await post(server=server, truncate=1)
-    assert server.client.requests[0].sampling.max_tokens == 10  # the room that is left
+    assert server.client.requests[0].sampling.max_tokens == 10  # the remaining context
     assert server.client.requests[1].prompt_ids == [98]
 
 
