@@ -182,7 +182,7 @@ class RequestMetrics:
     def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
         self._metrics = metrics
         self._labels = labels
-        self._observe_inter_token = metrics.inter_token.series(labels).observe
+        self._observe_inter_token: Callable[[float, int], None] | None = None
 
     def prompt(self, num_tokens: int) -> None:
         """Record the length of a prompt."""
@@ -195,6 +195,8 @@ class RequestMetrics:
 
     def tokens(self, seconds: float, num_tokens: int) -> None:
         """Record `num_tokens` tokens of one sequence, `seconds` after the previous ones."""
+        if self._observe_inter_token is None:  # looked up once: this runs for each token
+            self._observe_inter_token = self._metrics.inter_token.series(self._labels).observe
         self._observe_inter_token(seconds / num_tokens, num_tokens)
 
     def finished(self, num_tokens: int) -> None:

@@ -10,12 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from remora.configs.dialects.shared_rules import two_sided_exponential
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.deployments.http.core import request_labels
+from remora.deployments.http.core.metrics import RequestMetrics
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.telemetry import Telemetry
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
@@ -224,3 +226,18 @@ async def test_a_push_gateway_that_is_gone_is_complained_of_once(
 def test_what_makes_no_sense_is_refused(metrics: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_args({"model": {"path": "x"}, "metrics": metrics})
+
+
+def test_a_request_without_a_second_token_adds_no_series_of_times_between_tokens() -> None:
+    config = make_server_config(metrics={"request_labels": ["team"]})
+    metrics = ServerState.over(FakeServer(config=config)).metrics
+
+    RequestMetrics(metrics, ("a",)).first_token(0.1, 0.0)
+
+    lines = [
+        line
+        for line in generate_latest(metrics.registry).decode().splitlines()
+        if 'team="a"' in line
+    ]
+    assert any("first_token" in line for line in lines)
+    assert not any("inter_token" in line for line in lines)
