@@ -225,7 +225,8 @@ def test_nothing_is_left_of_many_compiles(make_process: MakeProcess) -> None:
         process.compile(pattern(f"number {number}"))
 
     wait_for(lambda: children(pid) == [])
-    wait_for(lambda: len(list(fds[1].iterdir())) == before[1])
+    # The server may still have held the connection of its greeting when they were counted.
+    wait_for(lambda: len(list(fds[1].iterdir())) <= before[1])
     assert len(list(fds[0].iterdir())) == before[0]
     assert process.pid == pid
 

@@ -68,7 +68,7 @@ def test_another_family_runs_by_transformers(helium: Path) -> None:
 
     result, shown = ask(helium, "--set", "model.impl=remora")
     assert result.exit_code == 2
-    assert "fix not served config.json names the architecture HeliumForCausalLM" in shown
+    assert "fix not served The architecture HeliumForCausalLM in config.json" in shown
 
 
 def test_a_gguf_file(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
