@@ -164,7 +164,7 @@ def test_a_signal_stops_it_and_nothing_stays_behind(
     output, _ = process.communicate(timeout=90)
 
     assert process.returncode == 0, output
-    assert "HAProxy shows its counters" in output
+    assert "HAProxy serves read-only counters" in output
     assert still_running(process.pid) == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")

@@ -258,7 +258,7 @@ async def try_signal(server: Server, load: Load) -> None:
 
     assert code == 0, server.says()
     assert load.verdicts() == {"whole": len(STREAMS)}, load.streams
-    assert "Traceback" not in server.says().split("stopping, once")[-1]
+    assert "Traceback" not in server.says().split("stopping: waiting")[-1]
     assert until_gone(found.left) == []
 
 
