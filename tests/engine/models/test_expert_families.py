@@ -39,14 +39,14 @@ def test_logits_equal_those_of_transformers(family: str, tiny_checkpoints: TinyC
     at_once = paged.step(one=ids)["one"]
     chunks = [paged.step(two=chunk)["two"] for chunk in (ids[:7], ids[7:8], ids[8:40], ids[40:])]
     one_by_one = [paged.step(three=[token])["three"] for token in ids[:30]]
-    scoped_task = paged.step(three=ids[30:31], four=short, five=ids[:5])
+    together = paged.step(three=ids[30:31], four=short, five=ids[:5])
 
     assert_same(at_once, expected)
     assert_same(torch.cat(chunks), expected)
     assert_same(torch.cat(one_by_one), expected[:30])
-    assert_same(scoped_task["three"], expected[30:31])
-    assert_same(scoped_task["four"], of_short)
-    assert_same(scoped_task["five"], expected[:5])
+    assert_same(together["three"], expected[30:31])
+    assert_same(together["four"], of_short)
+    assert_same(together["five"], expected[:5])
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
