@@ -202,7 +202,7 @@ class _Reader:
 
     def add(self, module: str, part: _ModuleTensors) -> None:
         """Add one module's tensors."""
-        for fault in self._faults(module, part):
+        if fault := next(self._faults(module, part), None):
             self.faults.append(fault)
             return
         for kind, tensor in part.kept.items():

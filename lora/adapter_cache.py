@@ -11,6 +11,7 @@ Runs on one event loop. Opens no files and knows no engine: a Loader does that.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
@@ -90,7 +91,7 @@ class AdapterCache:
         self._loads = asyncio.Semaphore(MAX_LOADS)
         self._tickets: list[_LoadTicket] = []
         self._use_numbers = itertools.count(1)
-        self._num_changes = 0
+        self.num_changes = 0  # state changes that the manager may wait for
         self._totals = dict.fromkeys(_TOTALS, 0)
         self._wakeup = Wakeup()
         self._dropping: set[asyncio.Task[None]] = set()
@@ -130,14 +131,9 @@ class AdapterCache:
             "host_bytes": sum(entry.facts.num_bytes for entry in entries if entry.facts),
         }
 
-    @property
-    def num_changes(self) -> int:
-        """Count of state changes that the manager may wait for."""
-        return self._num_changes
-
     async def changed(self, since: int) -> None:
         """Wait until `num_changes` differs from `since`."""
-        await self._wakeup.until(lambda: self._num_changes != since)
+        await self._wakeup.until(lambda: self.num_changes != since)
 
     def adopt(self, desired: Desired) -> None:
         """Serve these adapters from now on, and start the loads that they need."""
@@ -154,7 +150,7 @@ class AdapterCache:
         for record in self._to_preload(desired):
             self._start_load(self._entries[record.lora_id])
         self._evict_excess()
-        self._num_changes += 1
+        self.num_changes += 1
         self._wakeup.wake()
 
     async def settled(self) -> None:
@@ -201,19 +197,16 @@ class AdapterCache:
     async def _admit(self, lora_id: int) -> CacheEntry:
         """Return the entry to use, after every load that was skipped MAX_SKIPPED times."""
         entry = self._newest(lora_id)
-        while (ticket := self._starved) is not None:
-            await self._wakeup.until(
-                lambda ticket=ticket: ticket not in self._tickets  # type: ignore[misc]
-            )
+        while starved := [each for each in self._tickets if each.num_skipped >= MAX_SKIPPED]:
+            await self._wakeup.until(functools.partial(self._has_left, starved[0]))
             entry = self._newest(lora_id)
         if entry.facts is not None:
             for ticket in self._tickets:
                 ticket.num_skipped += 1
         return entry
 
-    @property
-    def _starved(self) -> _LoadTicket | None:
-        return next((each for each in self._tickets if each.num_skipped >= MAX_SKIPPED), None)
+    def _has_left(self, ticket: _LoadTicket) -> bool:
+        return ticket not in self._tickets
 
     def _newest(self, lora_id: int) -> CacheEntry:
         entry = self._entries.get(lora_id)
@@ -377,5 +370,5 @@ class AdapterCache:
         """Count a state change, except evictions of served adapters, which need no report."""
         is_served = self._current.get(entry.record.name) == entry.record.lora_id
         if not is_served or entry.failure is not None:
-            self._num_changes += 1
+            self.num_changes += 1
         self._wakeup.wake()

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -54,9 +54,10 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
         kind = "is no folder" if os.path.lexists(folder) else "is not there"
         raise InvalidAdapter(f"{folder} {kind}; an adapter is a folder with {CONFIG} and {WEIGHTS}")
     homes = _homes(folder) if is_snapshot else _homes(folder)[:1]
-    for file, most in ((folder / CONFIG, MAX_CONFIG_BYTES), (folder / WEIGHTS, max_bytes)):
+    for name, most in size_limits(max_bytes):
+        file = folder / name
         if not os.path.lexists(file):
-            _refuse_missing(file)
+            refuse_missing(folder, name, lambda other: (folder / other).exists())
         try:
             facts = os.stat(_located(file, homes))
         except OSError as error:
@@ -86,12 +87,30 @@ def read_files(folder: Path, *, max_bytes: int = MAX_ADAPTER_BYTES) -> AdapterFi
     return AdapterFiles(config=parsed, tensors=tensors, digest=digest.hexdigest())
 
 
-def refuse_pickle(shown: object, name: str) -> NoReturn:
-    """Raise InvalidAdapter for a pickle `name`, which is never read."""
-    raise InvalidAdapter(
-        f"{shown} holds {name}, a pickle: loading it would run code from the file. Save "
-        "the adapter again with save_pretrained(..., safe_serialization=True)"
-    )
+def size_limits(max_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the names of an adapter's files with their largest sizes in bytes."""
+    return (CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)
+
+
+def check_size(home: object, name: str, num_bytes: float, most: int) -> None:
+    """Raise InvalidAdapter if a file of the folder or URL `home` is larger than `most` bytes."""
+    if num_bytes > most:
+        key = " (lora.max_adapter_bytes)" if name == WEIGHTS else ""
+        raise InvalidAdapter(f"{home}/{name} has {num_bytes} bytes; at most {most} are read{key}")
+
+
+def refuse_missing(home: object, name: str, exists: Callable[[str], bool]) -> NoReturn:
+    """Raise InvalidAdapter for a missing file; pickles, which are never read, are named.
+
+    exists:  whether `home` has a file of this name
+    """
+    for pickle in PICKLES if name == WEIGHTS else ():
+        if exists(pickle):
+            raise InvalidAdapter(
+                f"{home} holds {pickle}, a pickle: loading it would run code from the file. Save "
+                "the adapter again with save_pretrained(..., safe_serialization=True)"
+            )
+    raise InvalidAdapter(f"{home}/{name} is not there; an adapter is a folder with it")
 
 
 def _check_sums(folder: Path, config: bytes, weights: bytes) -> None:
@@ -101,14 +120,6 @@ def _check_sums(folder: Path, config: bytes, weights: bytes) -> None:
             for name, content in ((CONFIG, config), (WEIGHTS, weights)):
                 if name in sums:
                     check_sum(name, hashlib.sha256(content).hexdigest(), manifest, sums)
-
-
-def _refuse_missing(file: Path) -> NoReturn:
-    if file.name == WEIGHTS:
-        for name in PICKLES:
-            if (file.parent / name).exists():
-                refuse_pickle(file.parent, name)
-    raise InvalidAdapter(f"{file} is not there; an adapter is a folder with it")
 
 
 def _homes(folder: Path) -> tuple[Path, ...]:
@@ -129,8 +140,7 @@ def _located(file: Path, homes: Collection[Path]) -> str:
 def _check_facts(file: Path, facts: os.stat_result, max_bytes: int) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidAdapter(f"{file} is no regular file")
-    if facts.st_size > max_bytes:
-        raise InvalidAdapter(f"{file} has {facts.st_size} bytes; at most {max_bytes} are read")
+    check_size(file.parent, file.name, facts.st_size, max_bytes)
 
 
 def _read(file: Path, max_bytes: int) -> bytes:
@@ -138,7 +148,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
     try:
         opened = os.open(_located(file, _homes(file.parent)), flags)
     except FileNotFoundError:
-        _refuse_missing(file)
+        refuse_missing(file.parent, file.name, lambda other: file.with_name(other).exists())
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"{file} cannot be opened: {error}") from error
     try:

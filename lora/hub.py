@@ -6,6 +6,7 @@ found without a network. The token is the library's (HF_TOKEN).
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -19,7 +20,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import ModelInfo
 
 from remora.configs.errors import InvalidAdapter, Unavailable
-from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
+from remora.lora.files import CONFIG, WEIGHTS, check_size, refuse_missing, size_limits
 from remora.lora.retry import RETRY_AFTER_S
 from remora.lora.source_paths import HubRepo
 
@@ -63,18 +64,11 @@ def _info(repo: HubRepo) -> ModelInfo:
 
 def _check(repo: HubRepo, info: ModelInfo, max_bytes: int) -> None:
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
-    for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+    for name, most in size_limits(max_bytes):
         if name not in sizes:
-            for pickle in PICKLES:
-                if name == WEIGHTS and pickle in sizes:
-                    refuse_pickle(repo.shown, pickle)
-            raise InvalidAdapter(f"{repo.shown} has no {name}; an adapter is a repository with it")
+            refuse_missing(repo.shown, name, sizes.__contains__)
         size = sizes[name]
-        if size is None or size > most:
-            raise InvalidAdapter(
-                f"{name} of {repo.shown} has {size} bytes; at most {most} are read"
-                + (" (lora.max_adapter_bytes)" if name == WEIGHTS else "")
-            )
+        check_size(repo.shown, name, math.inf if size is None else size, most)
 
 
 def _from_cache(repo: HubRepo, error: Exception) -> Path:

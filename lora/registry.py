@@ -44,9 +44,10 @@ class Registry:
     def __init__(self, store: str | None = None, *, base: str, max_pinned: int) -> None:
         self._base = base
         self._max_pinned = max_pinned
-        self._revision = time.time_ns()  # differs from every revision of an earlier manager
+        # Grows with every change; differs from every revision of an earlier manager.
+        self.revision = time.time_ns()
         # Revisions with the names whose records they changed; the first one changed none.
-        self._changes = deque([(self._revision, tuple[str, ...]())], MAX_CHANGES)
+        self._changes = deque([(self.revision, tuple[str, ...]())], MAX_CHANGES)
         self._staged: dict[int, AdapterRecord] = {}
         self._ended: set[int] = set()
         try:
@@ -70,11 +71,6 @@ class Registry:
         self.is_new = not self._records
 
     @property
-    def revision(self) -> int:
-        """Grows with every change."""
-        return self._revision
-
-    @property
     def records(self) -> tuple[AdapterRecord, ...]:
         """The served adapters."""
         return tuple(self._records.values())
@@ -92,7 +88,7 @@ class Registry:
         changed = self._changed_since(known)
         names = self._records if changed is None else changed
         return Desired(
-            revision=self._revision,
+            revision=self.revision,
             follows=0 if changed is None else known,
             active=tuple(self._records[name] for name in names if name in self._records),
             gone=frozenset(name for name in names if name not in self._records),
@@ -200,13 +196,13 @@ class Registry:
         self._file.close()
 
     def _note_change(self, *names: str) -> None:
-        self._revision += 1
-        self._changes.append((self._revision, names))
+        self.revision += 1
+        self._changes.append((self.revision, names))
 
     def _changed_since(self, revision: int) -> Iterable[str] | None:
         """Return the names whose records changed since a revision; None = unknown."""
         newer = [names for number, names in self._changes if number > revision]
-        if len(newer) == len(self._changes) or revision > self._revision:
+        if len(newer) == len(self._changes) or revision > self.revision:
             return None
         return dict.fromkeys(chain.from_iterable(newer))
 

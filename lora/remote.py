@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
-from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
+from remora.lora.files import CONFIG, check_size, refuse_missing, size_limits
 from remora.lora.retry import RETRY_AFTER_S
 
 _CHUNK_BYTES = 8 * 2**20
@@ -95,30 +95,21 @@ class RemoteAdapter:
     def _stat_files(self, max_bytes: int) -> dict[str, _File]:
         self._fs.invalidate_cache()  # of listings
         files = {}
-        for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+        for name, most in size_limits(max_bytes):
             try:
                 facts = self._fs.info(f"{self._path}/{name}")
             except FileNotFoundError as error:
                 _refuse_unreached(error)
-                self._refuse_missing(name)
+                refuse_missing(
+                    self.url, name, lambda other: self._fs.exists(f"{self._path}/{other}")
+                )
             if facts.get("type", "file") != "file":
                 raise InvalidAdapter(f"{self.url}/{name} is not a file")
             size = facts.get("size")
-            if size is not None and size > most:
-                raise InvalidAdapter(
-                    f"{self.url}/{name} has {size} bytes; at most {most} are read"
-                    + (" (lora.max_adapter_bytes)" if name == WEIGHTS else "")
-                )
+            check_size(self.url, name, size or 0, most)
             marks = repr([(mark, str(facts[mark])) for mark in _MARKS if mark in facts])
             files[name] = _File(None if size is None else int(size), marks)
         return files
-
-    def _refuse_missing(self, name: str) -> NoReturn:
-        if name == WEIGHTS:
-            for pickle in PICKLES:
-                if self._fs.exists(f"{self._path}/{pickle}"):
-                    refuse_pickle(self.url, pickle)
-        raise InvalidAdapter(f"{self.url}/{name} is not there; an adapter is a folder with it")
 
     def _install(self, folder: Path, max_bytes: int, deadline: float) -> None:
         """Create `folder`, under the lock."""
@@ -144,7 +135,7 @@ class RemoteAdapter:
         folder.mkdir()
         files = self._stat_files(max_bytes)
         sums = {}
-        for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+        for name, most in size_limits(max_bytes):
             num_bytes, sums[name] = self._copy_file(name, folder / name, most, deadline)
             expected = files[name].num_bytes
             if expected is not None and num_bytes != expected:

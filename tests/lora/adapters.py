@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
+
+from remora.configs.load import parse_args
+from remora.engine.launch import build_engine
+from remora.engine.protocols import Adapting
+from remora.engine.types import Request, SamplingParams
+from tests.engine.parallel.teams import ThreadTeam
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 # Settings that a merged adapter and one in a slot are both tested with.
@@ -65,3 +72,48 @@ def greedy_ids(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
             do_sample=False,
         )
     return [int(token) for token in ids[0, len(prompt) :]]
+
+
+def run_engine(
+    base: Path,
+    adapting: Adapting,
+    lora_ids: Collection[int],
+    prompt: list[int],
+    num_tokens: int,
+    *,
+    parallel: dict[str, int] | None = None,
+    **options: Any,
+) -> list[list[int]]:
+    """Return the answers of one batch, with these adapters, of an engine of so many ranks.
+
+    options:  of the section engine
+    """
+    team = ThreadTeam(adapting=adapting)
+    engine_args = {"kv_tokens": 2048, "num_threads": 1} | options
+    config = parse_args(
+        {
+            "model": {"path": str(base), "dtype": "float32"},
+            "engine": engine_args,
+            "parallel": parallel or {},
+        }
+    )
+    others = team if parallel else None
+    engine = build_engine(config, adapting=adapting, team=others, show_progress=False).engine
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    answers: list[list[int]] = [[] for _ in lora_ids]
+    try:
+        for place, lora_id in enumerate(lora_ids):
+            engine.add(
+                Request(
+                    request_id=str(place), prompt_ids=prompt, sampling=sampling, lora_id=lora_id
+                )
+            )
+        while engine.has_work:
+            for output in engine.step():
+                answers[int(output.request_id)] += output.token_ids
+            engine.check_integrity()
+    finally:
+        engine.close()
+        team.join()
+    assert team.errors == []
+    return answers

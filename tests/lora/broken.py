@@ -107,23 +107,15 @@ def only_pickle(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / PICKLES[0])
 
 
-BROKEN: dict[str, tuple[Breaker, str]] = {
+# Refused by whatever reads the folder.
+BROKEN_FILES: dict[str, tuple[Breaker, str]] = {
     "missing folder": (shutil.rmtree, "is not there"),
-    "a file": (a_file, "is no folder"),
     "missing config": (instead(CONFIG, lambda file: None), f"{CONFIG} is not there"),
     "missing weights": (instead(WEIGHTS, lambda file: None), f"{WEIGHTS} is not there"),
     "truncated": (cut, "Is the copy complete"),
     "broken JSON": (instead(CONFIG, lambda file: file.write_text('{"r": ')), "not valid JSON"),
-    "wrong shapes": (settings(r=4), r"instead of 4"),
-    "wrong base": (of_a_wider_model, r"\d\] instead of \["),
-    "deeper base": (of_a_deeper_model, "the model has no"),
-    "NaN": (filled(float("nan")), "not finite"),
-    "Inf": (filled(float("inf")), "not finite"),
-    "link out of the root": (led_away, "below none of lora.roots"),
     "config links out": (file_led_away(CONFIG), "leads out of the adapter's folder"),
     "weights link out": (file_led_away(WEIGHTS), "leads out of the adapter's folder"),
-    "link in a circle": (instead(WEIGHTS, lambda file: file.symlink_to(file)), "cannot be opened"),
-    "huge": (instead(WEIGHTS, huge), f"at most {MAX_BYTES}"),
     "huge config": (instead(CONFIG, huge), "at most"),
     "pipe": (instead(WEIGHTS, os.mkfifo), "no regular file"),
     "config is a pipe": (instead(CONFIG, os.mkfifo), "no regular file"),
@@ -131,6 +123,17 @@ BROKEN: dict[str, tuple[Breaker, str]] = {
     "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out"),
     "folder of that name": (instead(WEIGHTS, Path.mkdir), "no regular file"),
     "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
+}
+BROKEN: dict[str, tuple[Breaker, str]] = BROKEN_FILES | {
+    "a file": (a_file, "is no folder"),
+    "wrong shapes": (settings(r=4), r"instead of 4"),
+    "wrong base": (of_a_wider_model, r"\d\] instead of \["),
+    "deeper base": (of_a_deeper_model, "the model has no"),
+    "NaN": (filled(float("nan")), "not finite"),
+    "Inf": (filled(float("inf")), "not finite"),
+    "link out of the root": (led_away, "below none of lora.roots"),
+    "link in a circle": (instead(WEIGHTS, lambda file: file.symlink_to(file)), "cannot be opened"),
+    "huge": (instead(WEIGHTS, huge), f"at most {MAX_BYTES}"),
     "DoRA": (dora, "it uses DoRA"),
     "bias": (settings(bias="all"), "bias"),
     "other sum": (other_sum, "SHA-256"),

@@ -19,6 +19,10 @@ AS_NAMED = RenamingRules(())  # of a checkpoint that has our names
 SHAPES = {
     "model.embed_tokens.weight": (32, 8),
     "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.self_attn.k_proj.weight": (4, 8),
+    "model.layers.0.self_attn.v_proj.weight": (4, 8),
+    "model.layers.0.self_attn.q_proj.bias": (8,),
+    "model.layers.0.input_layernorm.weight": (8,),
 }
 PREFIX = "base_model.model.model.layers.0.self_attn."
 
@@ -35,10 +39,12 @@ class Base:
         return ((name, torch.zeros(SHAPES[name])) for name in names)
 
 
-def make_tensors(inputs: int = 8, *, value: float = 1.0) -> dict[str, Tensor]:
+def make_tensors(
+    module: str = "q_proj", outputs: int = 8, *, value: float = 1.0
+) -> dict[str, Tensor]:
     return {
-        f"{PREFIX}q_proj.lora_A.weight": torch.full((RANK, inputs), value),
-        f"{PREFIX}q_proj.lora_B.weight": torch.full((8, RANK), value),
+        f"{PREFIX}{module}.lora_A.weight": torch.full((RANK, 8), value),
+        f"{PREFIX}{module}.lora_B.weight": torch.full((outputs, RANK), value),
     }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
@@ -27,48 +23,28 @@ from remora.engine.models.families.tensor_rules import (
 )
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import LowRank, read_adapter, split_update
-from remora.lora.files import CONFIG, PICKLES, WEIGHTS, read_files
-from tests.lora.peft_files import AS_NAMED
+from remora.lora.files import CONFIG, read_files
+from tests.lora.broken import BROKEN_FILES, Breaker
+from tests.lora.peft_files import AS_NAMED, PREFIX, RANK, SHAPES, make_tensors, write_adapter
 
-PREFIX = "base_model.model.model.layers.0.self_attn."
-SHAPES = {
-    "model.embed_tokens.weight": (32, 8),
-    "model.layers.0.self_attn.q_proj.weight": (8, 8),
-    "model.layers.0.self_attn.k_proj.weight": (4, 8),
-    "model.layers.0.self_attn.v_proj.weight": (4, 8),
-    "model.layers.0.self_attn.q_proj.bias": (8,),
-    "model.layers.0.input_layernorm.weight": (8,),
-}
-RANK = 2
 MODULE = PREFIX.removeprefix("base_model.model.")
 SIZES = {"q": 8, "k": 4, "v": 4}
 
 
-def make_config(**changes: Any) -> dict[str, Any]:
-    return {"peft_type": "LORA", "r": RANK, "lora_alpha": 4, "target_modules": ["q_proj"]} | changes
+def draw_tensors(module: str = "q_proj", outputs: int = 8) -> dict[str, Tensor]:
+    tensors = make_tensors(module, outputs)
+    return {name: torch.randn(tensor.shape) for name, tensor in tensors.items()}
 
 
-def make_tensors(module: str = "q_proj", outputs: int = 8) -> dict[str, Tensor]:
-    return {
-        f"{PREFIX}{module}.lora_A.weight": torch.randn(RANK, 8),
-        f"{PREFIX}{module}.lora_B.weight": torch.randn(outputs, RANK),
-    }
-
-
-def write(folder: Path, config: Any = None, tensors: dict[str, Tensor] | None = None) -> Path:
-    (folder / CONFIG).write_text(json.dumps(make_config() if config is None else config))
-    save_file(make_tensors() if tensors is None else tensors, folder / WEIGHTS)
-    return folder
-
-
-def test_an_adapter_is_read(tmp_path: Path) -> None:
-    tensors = make_tensors()
-
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, AS_NAMED)
+def test_an_adapter_is_read_into_memory(tmp_path: Path) -> None:
+    tensors = draw_tensors()
+    adapter = read_adapter(write_adapter(tmp_path, tensors=tensors), SHAPES, AS_NAMED)
+    write_adapter(tmp_path)  # does not change what was read
 
     (name,) = adapter.updates
     assert name == "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(adapter.updates[name].a, tensors[f"{PREFIX}q_proj.lora_A.weight"])
+    assert torch.equal(adapter.updates[name].b, tensors[f"{PREFIX}q_proj.lora_B.weight"])
     assert adapter.updates[name].scale == 2.0
     assert (adapter.max_rank, adapter.label) == (RANK, tmp_path.name)
 
@@ -78,7 +54,7 @@ def test_names_may_leave_out_the_first_words(prefix: str, tmp_path: Path) -> Non
     plain = make_tensors()
     named = {prefix + name.removeprefix("base_model.model.model."): plain[name] for name in plain}
 
-    adapter = read_adapter(write(tmp_path, tensors=named), SHAPES, AS_NAMED)
+    adapter = read_adapter(write_adapter(tmp_path, tensors=named), SHAPES, AS_NAMED)
 
     assert list(adapter.updates) == ["model.layers.0.self_attn.q_proj.weight"]
 
@@ -88,10 +64,10 @@ FUSED = RenamingRules(
 )
 
 
-def test_a_fused_module_is_taken_apart(tmp_path: Path) -> None:
-    tensors = make_tensors("qkv_proj", 16)
+def test_a_fused_module_is_split(tmp_path: Path) -> None:
+    tensors = draw_tensors("qkv_proj", 16)
 
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, FUSED)
+    adapter = read_adapter(write_adapter(tmp_path, tensors=tensors), SHAPES, FUSED)
 
     a, b = (tensors[f"{PREFIX}qkv_proj.lora_{factor}.weight"] for factor in "AB")
     found = {name.split(".")[-2]: update for name, update in adapter.updates.items()}
@@ -101,11 +77,11 @@ def test_a_fused_module_is_taken_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["weight", "bias"])
-def test_a_fused_module_that_is_brought_along_is_taken_apart(kind: str, tmp_path: Path) -> None:
+def test_a_replaced_fused_module_is_split(kind: str, tmp_path: Path) -> None:
     whole = torch.randn(16, 8) if kind == "weight" else torch.randn(16)
     shapes = {**SHAPES, **{f"{MODULE}{part}_proj.bias": (size,) for part, size in SIZES.items()}}
 
-    folder = write(tmp_path, tensors={f"{PREFIX}qkv_proj.{kind}": whole})
+    folder = write_adapter(tmp_path, tensors={f"{PREFIX}qkv_proj.{kind}": whole})
     adapter = read_adapter(folder, shapes, FUSED)
 
     assert list(adapter.replaced) == [f"{MODULE}{part}_proj.{kind}" for part in "qkv"]
@@ -113,7 +89,8 @@ def test_a_fused_module_that_is_brought_along_is_taken_apart(kind: str, tmp_path
 
 
 def test_a_weight_is_changed_by_one_module(tmp_path: Path) -> None:
-    folder = write(tmp_path, tensors=make_tensors("qkv_proj", 16) | make_tensors("q_proj"))
+    tensors = make_tensors("qkv_proj", 16) | make_tensors("q_proj")
+    folder = write_adapter(tmp_path, tensors=tensors)
 
     with pytest.raises(InvalidAdapter, match=r"q_proj\.weight, which another module"):
         read_adapter(folder, SHAPES, FUSED)
@@ -124,65 +101,35 @@ def test_a_weight_whose_rows_change_as_they_load_is_not_updated(tmp_path: Path) 
     rules = RenamingRules([TensorRule(name, (name,), unit_rows, bars_updates="rows change")])
 
     with pytest.raises(InvalidAdapter, match="q_proj cannot be updated: rows change"):
-        read_adapter(write(tmp_path), SHAPES, rules)
+        read_adapter(write_adapter(tmp_path), SHAPES, rules)
 
 
 def test_digests_tell_adapters_apart(tmp_path: Path) -> None:
-    write(tmp_path)
-    first = read_files(tmp_path).digest
-    assert read_files(tmp_path).digest == first
-    write(tmp_path, config=make_config(lora_alpha=5), tensors=read_files(tmp_path).tensors)
-    assert read_files(tmp_path).digest != first
+    first, same, other = (
+        read_files(write_adapter(tmp_path, lora_alpha=alpha)).digest for alpha in (4, 4, 5)
+    )
+    assert first == same != other
 
 
-def with_tensor(name: str, tensor: Tensor) -> Callable[[Path], object]:
-    return lambda folder: write(folder, tensors=make_tensors() | {PREFIX + name: tensor})
+def with_tensor(name: str, tensor: Tensor) -> Breaker:
+    return lambda folder: write_adapter(folder, tensors=make_tensors() | {PREFIX + name: tensor})
 
 
-def without_tensor(name: str) -> Callable[[Path], object]:
+def without_tensor(name: str) -> Breaker:
     kept = {key: value for key, value in make_tensors().items() if key != PREFIX + name}
-    return lambda folder: write(folder, tensors=kept)
+    return lambda folder: write_adapter(folder, tensors=kept)
 
 
-def with_config(**changes: Any) -> Callable[[Path], object]:
-    return lambda folder: write(folder, make_config(**changes))
+def with_config(**changes: Any) -> Breaker:
+    return lambda folder: write_adapter(folder, **changes)
 
 
-def truncated(folder: Path) -> None:
-    write(folder)
-    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 5)
-
-
-def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def do(folder: Path) -> None:
-        write(folder)
-        (folder / name).unlink()
-        make(folder / name)
-
-    return do
-
-
-def pickled(folder: Path) -> None:
-    write(folder)
-    (folder / WEIGHTS).rename(folder / PICKLES[0])
-
-
+TIED_HEAD = {"base_model.model.lm_head.weight": torch.ones(2, 8)}
 NOT_A_NUMBER = torch.full((RANK, 8), torch.nan)
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no files": (lambda folder: None, f"{CONFIG} is not there"),
-    "no weights": (instead(WEIGHTS, lambda file: None), f"{WEIGHTS} is not there"),
-    "pickle": (pickled, "a pickle"),
-    "truncated": (truncated, "Is the copy complete"),
-    "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
-    "no tensors": (lambda folder: write(folder, tensors={}), "changes nothing"),
-    "pipe": (instead(WEIGHTS, os.mkfifo), "no regular file"),
-    "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out of"),
-    "folder": (instead(WEIGHTS, Path.mkdir), "no regular file"),
-    "config is a pipe": (instead(CONFIG, os.mkfifo), "no regular file"),
-    "no JSON": (instead(CONFIG, lambda file: file.write_text("{")), "not valid JSON"),
-    "deep JSON": (instead(CONFIG, lambda file: file.write_text("[" * 10**6)), "not valid JSON"),
-    "huge config": (instead(CONFIG, lambda file: file.write_text(" " * 2**21)), "at most"),
-    "list": (lambda folder: write(folder, ["LORA"]), "expected an object"),
+BROKEN: dict[str, tuple[Breaker, str]] = BROKEN_FILES | {
+    "no tensors": (lambda folder: write_adapter(folder, tensors={}), "changes nothing"),
+    "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 10**6), "not valid JSON"),
+    "list": (lambda folder: (folder / CONFIG).write_text('["LORA"]'), "expected an object"),
     "prompt tuning": (with_config(peft_type="PROMPT_TUNING"), "only LORA"),
     "rank 0": (with_config(r=0), "expected a number from 1"),
     "rank is true": (with_config(r=True), "expected a number from 1"),
@@ -203,49 +150,38 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown tensor": (with_tensor("q_proj.lora_C.weight", torch.ones(8)), "lora_C"),
     "unknown module": (with_tensor("z_proj.weight", torch.ones(8)), "has no .*z_proj"),
     "tied head": (
-        lambda folder: write(folder, tensors={"base_model.model.lm_head.weight": torch.ones(2, 8)}),
+        lambda folder: write_adapter(folder, tensors=TIED_HEAD),
         "tie_word_embeddings",
     ),
 }
 
 
-@pytest.mark.parametrize(("make", "reason"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("spoil", "reason"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_adapter_is_refused_with_the_reason(
-    make: Callable[[Path], object], reason: str, tmp_path: Path
+    spoil: Breaker, reason: str, tmp_path: Path
 ) -> None:
-    make(tmp_path)
+    folder = write_adapter(tmp_path / "broken")
+    spoil(folder)
 
     with pytest.raises(InvalidAdapter, match=reason):
-        read_adapter(tmp_path, SHAPES, AS_NAMED)
+        read_adapter(folder, SHAPES, AS_NAMED)
 
 
 def test_weights_that_are_too_large_are_not_read(tmp_path: Path) -> None:
-    write(tmp_path)
     with pytest.raises(InvalidAdapter, match="at most 100 are read"):
-        read_files(tmp_path, max_bytes=100)
+        read_files(write_adapter(tmp_path), max_bytes=100)
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_one_error_names_all_faults(tmp_path: Path) -> None:
     tensors = make_tensors("z_proj") | make_tensors("k_proj", 5)
-    config = make_config(base_model_name_or_path="other/model")
+    folder = write_adapter(tmp_path, tensors=tensors, base_model_name_or_path="other/model")
 
     with pytest.raises(InvalidAdapter) as raised:
-        read_adapter(write(tmp_path, config, tensors), SHAPES, AS_NAMED)
+        read_adapter(folder, SHAPES, AS_NAMED)
 
     for part in ("no model.layers.0.self_attn.z_proj", "is for [5, 8] instead of [4, 8]"):
         assert part in str(raised.value)
     assert "trained on other/model" in str(raised.value)
-
-
-def test_tensors_of_an_adapter_are_whole(tmp_path: Path) -> None:
-    """What is read does not depend on the file any more."""
-    tensors = make_tensors()
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, AS_NAMED)
-    write(tmp_path, tensors={name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
-
-    (update,) = adapter.updates.values()
-    assert torch.equal(update.b, tensors[f"{PREFIX}q_proj.lora_B.weight"])
-    assert not load_file(tmp_path / WEIGHTS)[f"{PREFIX}q_proj.lora_B.weight"].any()
 
 
 @given(

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import Counter
 from contextlib import AsyncExitStack, nullcontext
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,18 @@ from hypothesis import strategies as st
 
 from remora.configs.errors import InvalidAdapter, NotFinite, Unavailable, UnknownModel
 from remora.lora.adapter_cache import MAX_LOADS, MAX_SKIPPED, RETRY_S, AdapterCache
+from remora.lora.records import AdapterRecord
 from tests.lora.fake_loader import FakeLoader, record, wanted
 from tests.moments import end, nothing_left, steps
+
+
+def make_cache(
+    loader: FakeLoader, *records: AdapterRecord, staged: tuple[int, ...] = (), **options: Any
+) -> AdapterCache:
+    """Return a cache that serves these records."""
+    adapter_cache = AdapterCache(loader, **({"max_loaded": 4} | options))
+    adapter_cache.adopt(wanted(*records, staged=staged))
+    return adapter_cache
 
 
 async def use(adapter_cache: AdapterCache, version: int, num_steps: int = 0) -> int:
@@ -32,8 +43,7 @@ async def rest() -> None:
 
 async def test_many_requests_make_one_load() -> None:
     loader = FakeLoader(gate=asyncio.Event())
-    adapter_cache = AdapterCache(loader, max_loaded=1)
-    adapter_cache.adopt(wanted(record(1)))
+    adapter_cache = make_cache(loader, record(1), max_loaded=1)
     tasks = [asyncio.create_task(use(adapter_cache, 1)) for _ in range(20)]
     await rest()
     assert loader.gate is not None
@@ -45,8 +55,7 @@ async def test_many_requests_make_one_load() -> None:
 
 async def test_loads_run_side_by_side_up_to_a_bound() -> None:
     loader = FakeLoader(gate=asyncio.Event())
-    adapter_cache = AdapterCache(loader, max_loaded=20)
-    adapter_cache.adopt(wanted(*map(record, range(1, 11))))
+    adapter_cache = make_cache(loader, *map(record, range(1, 11)), max_loaded=20)
     await rest()
     assert loader.num_loading == MAX_LOADS
     assert loader.gate is not None
@@ -60,8 +69,7 @@ async def test_loads_run_side_by_side_up_to_a_bound() -> None:
 @pytest.mark.parametrize(("by_use", "left"), [(True, {1, 3}), (False, {2, 3})])
 async def test_what_leaves_first(by_use: bool, left: set[int]) -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=2, by_use=by_use)
-    adapter_cache.adopt(wanted(*map(record, (1, 2, 3))))
+    adapter_cache = make_cache(loader, *map(record, (1, 2, 3)), max_loaded=2, by_use=by_use)
     await adapter_cache.settled()
     for version in (1, 2, 1, 3):
         await use(adapter_cache, version)
@@ -72,8 +80,7 @@ async def test_what_leaves_first(by_use: bool, left: set[int]) -> None:
 
 async def test_what_is_used_never_leaves_and_the_next_waits_for_it() -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=1)
-    adapter_cache.adopt(wanted(record(1), record(2)))
+    adapter_cache = make_cache(loader, record(1), record(2), max_loaded=1)
     async with adapter_cache.use(1):
         waiting = asyncio.create_task(use(adapter_cache, 2))
         await rest()
@@ -86,8 +93,7 @@ async def test_what_is_used_never_leaves_and_the_next_waits_for_it() -> None:
 
 async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=1)
-    adapter_cache.adopt(wanted(record(1), record(2)))
+    adapter_cache = make_cache(loader, record(1), record(2), max_loaded=1)
     await adapter_cache.settled()
     rare: asyncio.Task[int] | None = None
     num_before = 0
@@ -115,8 +121,7 @@ async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
 
 async def test_a_new_version_leaves_running_requests_what_they_have() -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=4)
-    adapter_cache.adopt(wanted(record(1, "a")))
+    adapter_cache = make_cache(loader, record(1, "a"))
     async with adapter_cache.use(1) as old:
         adapter_cache.adopt(wanted(record(2, "a"), revision=2))
         assert adapter_cache.lora_id("a") == 2
@@ -130,8 +135,7 @@ async def test_a_new_version_leaves_running_requests_what_they_have() -> None:
 
 async def test_what_is_staged_is_loaded_and_not_served() -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=4)
-    adapter_cache.adopt(wanted(record(1), staged=(2,)))
+    adapter_cache = make_cache(loader, record(1), staged=(2,))
     await adapter_cache.settled()
 
     assert loader.loaded == {1, 2}
@@ -144,8 +148,7 @@ async def test_what_is_staged_is_loaded_and_not_served() -> None:
 
 
 async def test_what_was_unloaded_is_unknown() -> None:
-    adapter_cache = AdapterCache(FakeLoader(), max_loaded=4)
-    adapter_cache.adopt(wanted(record(1)))
+    adapter_cache = make_cache(FakeLoader(), record(1))
     await adapter_cache.settled()
     adapter_cache.adopt(wanted(revision=2))
     await rest()
@@ -158,8 +161,7 @@ async def test_what_was_unloaded_is_unknown() -> None:
 async def test_a_fault_is_told_to_everybody_and_tried_again_later() -> None:
     now = 100.0
     loader = FakeLoader(faults={"/a1/1": InvalidAdapter("no such tensor")})
-    adapter_cache = AdapterCache(loader, max_loaded=4, clock=lambda: now)
-    adapter_cache.adopt(wanted(record(1), record(2)))
+    adapter_cache = make_cache(loader, record(1), record(2), clock=lambda: now)
     tasks = [asyncio.create_task(use(adapter_cache, 1)) for _ in range(3)]
     for task in tasks:
         with pytest.raises(InvalidAdapter, match="no such tensor"):
@@ -173,10 +175,9 @@ async def test_a_fault_is_told_to_everybody_and_tried_again_later() -> None:
     assert adapter_cache.names == ["a1", "a2"]
 
 
-async def test_what_lies_outside_the_files_is_no_fault_of_theirs() -> None:
+async def test_an_error_of_the_disk_is_no_fault_of_the_adapter() -> None:
     loader = FakeLoader(faults={"/a1/1": OSError("the disk is away")})
-    adapter_cache = AdapterCache(loader, max_loaded=4)
-    adapter_cache.adopt(wanted(record(1)))
+    adapter_cache = make_cache(loader, record(1))
 
     with pytest.raises(Unavailable, match="the disk is away"):
         await use(adapter_cache, 1)
@@ -185,8 +186,7 @@ async def test_what_lies_outside_the_files_is_no_fault_of_theirs() -> None:
 
 async def test_files_that_have_changed_are_not_taken_for_the_same_version() -> None:
     loader = FakeLoader(digests={"/a1/1": "new"})
-    adapter_cache = AdapterCache(loader, max_loaded=4)
-    adapter_cache.adopt(wanted(record(1)._replace(digest="old")))
+    adapter_cache = make_cache(loader, record(1)._replace(digest="old"))
 
     with pytest.raises(InvalidAdapter, match="have changed"):
         await use(adapter_cache, 1)
@@ -195,8 +195,7 @@ async def test_files_that_have_changed_are_not_taken_for_the_same_version() -> N
 
 async def test_pinned_adapters_stay() -> None:
     loader = FakeLoader()
-    adapter_cache = AdapterCache(loader, max_loaded=2)
-    adapter_cache.adopt(wanted(record(1), record(2), record(3, pinned=True)))
+    adapter_cache = make_cache(loader, record(1), record(2), record(3, pinned=True), max_loaded=2)
     await adapter_cache.settled()
     assert loader.pinned == {3}
     for version in (1, 2, 1, 2):
@@ -293,8 +292,7 @@ async def answer(adapter_cache: AdapterCache, version: int, *, is_finite: bool) 
 
 
 async def test_an_adapter_whose_answers_are_not_finite_is_used_no_longer() -> None:
-    adapter_cache = AdapterCache(FakeLoader(), max_loaded=2)
-    adapter_cache.adopt(wanted(record(1), record(2)))
+    adapter_cache = make_cache(FakeLoader(), record(1), record(2), max_loaded=2)
     for is_finite in (False, False, True, False, False):
         with nullcontext() if is_finite else pytest.raises(NotFinite):
             await answer(adapter_cache, 1, is_finite=is_finite)
@@ -321,8 +319,7 @@ async def test_a_use_that_is_cancelled_at_any_moment_holds_nothing(
     async with nothing_left():
         for moment in range(25):
             loader = FakeLoader()
-            adapter_cache = AdapterCache(loader, max_loaded=1)
-            adapter_cache.adopt(wanted(record(1), record(2)))
+            adapter_cache = make_cache(loader, record(1), record(2), max_loaded=1)
             await adapter_cache.settled()
             other = asyncio.create_task(use(adapter_cache, 1, busy_steps))
             await steps(1)
@@ -349,8 +346,7 @@ async def test_a_version_may_come_back_at_any_moment_of_its_leaving() -> None:
     async with nothing_left():
         for between, moment in itertools.product(range(4), range(12)):
             loader = FakeLoader()
-            adapter_cache = AdapterCache(loader, max_loaded=1)
-            adapter_cache.adopt(wanted(record(1)))
+            adapter_cache = make_cache(loader, record(1), max_loaded=1)
             await adapter_cache.settled()
             adapter_cache.adopt(wanted(revision=2))
             await steps(between)

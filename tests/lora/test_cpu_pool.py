@@ -11,25 +11,20 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError, InvalidAdapter, RequestError
-from remora.configs.load import parse_args
-from remora.engine.engine import Engine
-from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
-from remora.engine.protocols import Adapting
-from remora.engine.types import Request
 from remora.lora.files import WEIGHTS
 from remora.lora.setup import pooling
 from tests.conftest import TinyCheckpoints
-from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import ADAPTERS as SHARED
 from tests.lora.adapters import ENDS as SHARED_ENDS
-from tests.lora.adapters import greedy_ids, make_adapter
+from tests.lora.adapters import greedy_ids, make_adapter, run_engine
 from tests.tiny_models import COMMON
 
 ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
     "rank-4": {"r": 4, "target_modules": ["v_proj"]},
     "rank-64": {"r": 64, "target_modules": ["gate_proj", "up_proj", "down_proj"]},
 }
+RANKS = {name: ADAPTERS[name] for name in ("rank-8", "rank-16")}
 ENDS = {"ends": SHARED_ENDS}
 PROMPT = [17, 300, 42, 99, 256, 8, 77]
 NUM_TOKENS = 20
@@ -83,23 +78,21 @@ def expected(trained: Trained, names: list[str | None]) -> list[list[int]]:
     return [trained.expected[name] for name in names]
 
 
-@pytest.mark.parametrize("family", ["llama-bias", "qwen2.5-tied", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [
+        *((family, RANKS) for family in ("llama-bias", "qwen2.5-tied", "qwen3")),
+        *((family, ENDS) for family in ("llama", "qwen2.5-tied")),  # head and embedding
+    ],
+)
 def test_families_make_the_tokens_that_peft_makes(
-    family: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+    family: str,
+    chosen: dict[str, dict[str, Any]],
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path: Path,
 ) -> None:
-    chosen = {name: ADAPTERS[name] for name in ("rank-8", "rank-16")}
     trained = train(tiny_checkpoints(family), tmp_path, chosen)
     names = [*chosen, None]
-
-    assert generate(trained, names) == expected(trained, names)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2.5-tied"])
-def test_head_and_embedding_are_updated_apart(
-    family: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
-) -> None:
-    trained = train(tiny_checkpoints(family), tmp_path, ENDS)
-    names: list[str | None] = ["ends", None]
 
     assert generate(trained, names) == expected(trained, names)
 
@@ -164,41 +157,25 @@ def test_ranks_hold_their_shares(
 ) -> None:
     ends = train(trained.base, tmp_path, ENDS)
     folders = trained.folders | ends.folders
-    adapting = pooling(folders, num_slots=3)
-    team = ThreadTeam(adapting=adapting)
-    config = parse_args(
-        {
-            "model": {"path": str(trained.base), "dtype": "float32"},
-            "engine": {"kv_tokens": 2048, "num_threads": 1},
-            "parallel": {"tp_size": tp_size, "pp_size": pp_size},
-        }
-    )
-    engine = build_engine(config, adapting=adapting, team=team, show_progress=False).engine
-    names: list[str | None] = [*folders, None]
-    try:
-        answers = run(engine, adapting, names)
-    finally:
-        engine.close()
-        team.join()
+    parallel = {"tp_size": tp_size, "pp_size": pp_size}
 
-    assert team.errors == []
+    answers = run(trained, folders, [*folders, None], num_slots=3, parallel=parallel)
+
     assert answers == [*expected(trained, [*ADAPTERS]), *expected(ends, ["ends", None])]
 
 
-def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[list[int]]:
-    """Step until each adapter has answered the prompt."""
-    answers: list[list[int]] = [[] for _ in names]
-    for place, name in enumerate(names):
-        adapter = 0 if name is None else adapting.lora_ids[name]
-        request_id = str(place)
-        engine.add(
-            Request(request_id=request_id, prompt_ids=PROMPT, sampling=greedy(), lora_id=adapter)
-        )
-    while engine.has_work:
-        for output in engine.step():
-            answers[int(output.request_id)] += output.token_ids
-        engine.check_integrity()
-    return answers
+def run(
+    trained: Trained,
+    folders: dict[str, Path],
+    names: list[str | None],
+    *,
+    num_slots: int,
+    **options: Any,
+) -> list[list[int]]:
+    """Let one engine answer the prompt by each adapter, checking its state after each step."""
+    adapting = pooling(folders, num_slots=num_slots)
+    lora_ids = [0 if name is None else adapting.lora_ids[name] for name in names]
+    return run_engine(trained.base, adapting, lora_ids, PROMPT, NUM_TOKENS, **options)
 
 
 def test_numbers_that_overflow_end_their_request_and_touch_no_other(
@@ -209,20 +186,11 @@ def test_numbers_that_overflow_end_their_request_and_touch_no_other(
     file = tmp_path / "huge" / WEIGHTS
     save_file({name: tensor * 1e30 for name, tensor in load_file(file).items()}, file)
     folders = trained.folders | {"huge": tmp_path / "huge"}
-    adapting = pooling(folders, num_slots=8)
-    config = parse_args(
-        {
-            "model": {"path": str(trained.base), "dtype": "float32"},
-            "engine": {"kv_tokens": 256, "page_size": 16, "num_threads": 1},
-        }
-    )
-    engine = build_engine(config, adapting=adapting, show_progress=False).engine
     names: list[str | None] = [None, "huge", "rank-8", "huge", *ADAPTERS, None, "huge", *ADAPTERS]
 
-    answers = run(engine, adapting, names)
+    answers = run(trained, folders, names, num_slots=8, kv_tokens=256, page_size=16)
 
     assert answers == [[] if name == "huge" else trained.expected[name] for name in names]
-    engine.close()
 
 
 def test_adapters_come_and_go_between_calls(trained: Trained, tmp_path: Path) -> None:
@@ -252,6 +220,8 @@ def test_an_adapter_that_cannot_be_loaded_changes_nothing(trained: Trained, tmp_
     make_adapter(trained.base, tmp_path, target_modules=["q_proj"], r=70)
     llm = make_llm(trained)
 
+    with pytest.raises(RequestError, match=r"'rank-5' is not loaded; loaded are: rank-1"):
+        llm.generate([PROMPT], adapter="rank-5")
     with pytest.raises(InvalidAdapter, match="its rank is 70"):
         llm.load_adapter("rank-4", tmp_path)
     with pytest.raises(InvalidAdapter, match=r"adapter_config\.json is not there"):
@@ -267,14 +237,6 @@ def test_a_model_without_room_loads_no_adapter(trained: Trained) -> None:
 
     with pytest.raises(ConfigError, match="no adapter slots"):
         llm.load_adapter("a", trained.folders["rank-4"])
-    llm.close()
-
-
-def test_an_adapter_that_nobody_knows_is_named(trained: Trained) -> None:
-    llm = make_llm(trained)
-
-    with pytest.raises(RequestError, match=r"'rank-5' is not loaded; loaded are: rank-1"):
-        llm.generate([PROMPT], adapter="rank-5")
     llm.close()
 
 

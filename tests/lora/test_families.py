@@ -19,13 +19,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import InvalidAdapter
-from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.engine.launch import build_engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.load import load_model, open_weights
-from remora.engine.types import Request, SamplingParams
+from remora.engine.protocols import WeightEdit
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import read_needs
 from remora.lora.cpu_pool import CpuAdapterPool
@@ -33,11 +31,10 @@ from remora.lora.merge import merging
 from remora.lora.setup import pooling
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.parallel.teams import ThreadTeam
 from tests.engine.weights.gguf.converter import convert
 from tests.engine.weights.gguf.kinds import KINDS
 from tests.engine.weights.gguf.test_families import make_checkpoint
-from tests.lora.adapters import adapt
+from tests.lora.adapters import adapt, run_engine
 from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
 
 TOLERANCE = 2e-4  # as of the families without adapters
@@ -77,11 +74,20 @@ def oracle_logits(oracle: Any, ids: list[int]) -> Tensor:
     return logits
 
 
+def load(path: Path, edit: WeightEdit | None = None) -> Any:
+    return load_model(
+        path,
+        dtype=torch.float32,
+        load_format="auto",
+        device="cpu",
+        show_progress=False,
+        edit=edit,
+    )
+
+
 def make_pool(path: Path, folders: list[Path]) -> tuple[PagedModel, CpuAdapterPool]:
     """Load a model with as many slots as there are adapters, and what fills them."""
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load(path)
     needs = [read_needs(folder) for folder in folders]
     asked = LoRASlotConfig(
         num_slots=len(folders),
@@ -119,16 +125,8 @@ def assert_mixed(path: Path, folders: list[Path], oracles: list[Any]) -> None:
 
 
 def assert_merged(path: Path, folder: Path, oracle: Any) -> None:
-    model = load_model(
-        path,
-        dtype=torch.float32,
-        load_format="auto",
-        device="cpu",
-        show_progress=False,
-        edit=merging(folder),
-    )
     ids = make_ids(0)
-    made = PagedModel(model).step(a=ids)["a"]
+    made = PagedModel(load(path, merging(folder))).step(a=ids)["a"]
     torch.testing.assert_close(made, oracle_logits(oracle, ids), atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -213,45 +211,15 @@ def test_two_ranks_serve_them_as_one_does(family: str, tmp_path: Path) -> None:
     adapt(copy.deepcopy(base), tmp_path / "a", r=4, target_modules="all-linear")
     adapt(copy.deepcopy(base), tmp_path / "b", r=2, target_modules="all-linear", seed=1)
 
-    alone, together = (run(path, tmp_path, tp_size) for tp_size in (1, 2))
+    adapting = pooling({name: tmp_path / name for name in "ab"})
+
+    alone, together = (
+        run_engine(path, adapting, range(3), make_ids(0), 8, parallel=parallel)
+        for parallel in (None, {"tp_size": 2})
+    )
 
     assert together == alone
     assert len({tuple(ids) for ids in alone}) == len(alone)
-
-
-def run(path: Path, adapters: Path, tp_size: int) -> list[list[int]]:
-    """Return what an engine of so many ranks makes of a prompt without and with each adapter."""
-    adapting = pooling({name: adapters / name for name in "ab"})
-    team = ThreadTeam(adapting=adapting)
-    config = parse_args(
-        {
-            "model": {"path": str(path), "dtype": "float32"},
-            "engine": {"kv_tokens": 1024, "num_threads": 1},
-            "parallel": {"tp_size": tp_size},
-        }
-    )
-    others = team if tp_size > 1 else None
-    engine = build_engine(config, adapting=adapting, team=others, show_progress=False).engine
-    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    answers: list[list[int]] = [[], [], []]
-    try:
-        for adapter in range(3):
-            engine.add(
-                Request(
-                    request_id=str(adapter),
-                    prompt_ids=make_ids(0),
-                    sampling=sampling,
-                    lora_id=adapter,
-                )
-            )
-        while engine.has_work:
-            for output in engine.step():
-                answers[int(output.request_id)] += output.token_ids
-    finally:
-        engine.close()
-        team.join()
-    assert team.errors == []
-    return answers
 
 
 def test_learned_positions_have_no_place_beside_the_weights(tmp_path: Path) -> None:

@@ -141,19 +141,17 @@ def test_what_was_fetched_is_found_without_a_network(
     assert make_sources().stamp(f"hf://{REPO}{revision}") == ""
 
 
-def test_what_was_never_fetched_is_not_there_without_a_network(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_offline", "reason"),
+    [(False, f"fetching hf://{REPO}: .*refused"), (True, "HF_HUB_OFFLINE")],
+)
+def test_without_a_network_nothing_new_is_fetched(
+    is_offline: bool, reason: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
 
-    with pytest.raises(Unavailable, match=f"fetching hf://{REPO}: .*refused"):
-        make_sources().fetch(f"hf://{REPO}")
-
-
-def test_offline_mode_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-    with pytest.raises(Unavailable, match="HF_HUB_OFFLINE"):
+    with pytest.raises(Unavailable, match=reason):
         make_sources().fetch(f"hf://{REPO}")
 
 
@@ -187,31 +185,24 @@ def test_a_repository_that_is_not_there_is_told(source: str, reason: str, hub: H
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("name", "instead", "reason"),
     [
-        (WEIGHTS, None, f"has no {WEIGHTS}"),
-        (CONFIG, None, f"has no {CONFIG}"),
-        (WEIGHTS, bytes(MAX_BYTES + 1), f"at most {MAX_BYTES} are read"),
+        (WEIGHTS, {}, f"{WEIGHTS} is not there"),
+        (CONFIG, {}, f"{CONFIG} is not there"),
+        (WEIGHTS, {WEIGHTS: bytes(MAX_BYTES + 1)}, f"at most {MAX_BYTES} are read"),
+        (WEIGHTS, {PICKLES[0]: b""}, "a pickle"),
     ],
 )
 def test_a_broken_repository_is_refused_before_anything_is_fetched(
-    name: str, content: bytes | None, reason: str, hub: Hub
+    name: str, instead: dict[str, bytes], reason: str, hub: Hub
 ) -> None:
     del hub.files[name]
-    if content is not None:
-        hub.files[name] = content
+    hub.files |= instead
 
     with pytest.raises(InvalidAdapter, match=reason):
         make_sources().fetch(f"hf://{REPO}")
 
     assert hub.fetched == []
-
-
-def test_a_repository_of_pickles_is_refused(hub: Hub) -> None:
-    hub.files[PICKLES[0]] = hub.files.pop(WEIGHTS)
-
-    with pytest.raises(InvalidAdapter, match="a pickle"):
-        make_sources().fetch(f"hf://{REPO}")
 
 
 def test_a_snapshot_may_not_lead_out_of_its_cache(hub: Hub, tmp_path: Path) -> None:

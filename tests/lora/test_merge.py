@@ -11,17 +11,15 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.weights.safetensors import SafetensorsWeights
 from remora.lora.merge import merging
 from remora.lora.setup import configured
 from tests.conftest import TinyCheckpoints
-from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import ADAPTERS as SHARED
 from tests.lora.adapters import ENDS as SHARED_ENDS
-from tests.lora.adapters import greedy_ids, make_adapter
+from tests.lora.adapters import greedy_ids, make_adapter, run_engine
 from tests.lora.peft_files import AS_NAMED
 
 ADAPTERS: dict[str, dict[str, Any]] = SHARED | {
@@ -79,26 +77,10 @@ def test_ranks_merge_their_shares(tiny_checkpoints: TinyCheckpoints, tmp_path: P
     base = tiny_checkpoints("llama")
     adapted = make_adapter(base, tmp_path, **ADAPTERS["DoRA"])
     adapting = Adapting(edit=merging(tmp_path))
-    team = ThreadTeam(adapting=adapting)
-    config = parse_args(
-        {
-            "model": {"path": str(base), "dtype": "float32"},
-            "engine": {"kv_tokens": 1024, "num_threads": 1},
-            "parallel": {"tp_size": 2, "pp_size": 2},
-        }
-    )
+    parallel = {"tp_size": 2, "pp_size": 2}
 
-    engine = build_engine(config, adapting=adapting, team=team, show_progress=False).engine
-    try:
-        from remora.engine.types import Request
+    (ids,) = run_engine(base, adapting, [0], PROMPT, NUM_TOKENS, parallel=parallel)
 
-        engine.add(Request(request_id="a", prompt_ids=PROMPT, sampling=greedy()))
-        ids = [token for _ in range(NUM_TOKENS) for out in engine.step() for token in out.token_ids]
-    finally:
-        engine.close()
-        team.join()
-
-    assert team.errors == []
     assert ids == greedy_ids(adapted, PROMPT, NUM_TOKENS)
 
 
@@ -123,11 +105,8 @@ def generate(base: Path, adapter: Path | None, **options: Any) -> list[int]:
         show_progress=False,
         **({"dtype": "float32", "kv_tokens": 1024, "num_threads": 1} | options),
     )
-    return llm.generate(PROMPT, greedy())[0].token_ids
-
-
-def greedy() -> SamplingParams:
-    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    return llm.generate(PROMPT, params)[0].token_ids
 
 
 def test_an_embedding_that_is_the_head_too_is_not_merged(

@@ -40,30 +40,6 @@ def test_a_staged_version_is_not_served_before_it_is_committed() -> None:
     assert not registry.desired().staged
 
 
-def test_a_dropped_version_leaves_nothing() -> None:
-    registry = make()
-    staged = registry.stage("a", "/a", owner="api")
-    registry.drop(staged.lora_id)
-    assert not registry.desired().staged
-    assert registry.find("a") is None
-
-
-def test_every_change_is_another_revision() -> None:
-    registry = make()
-    seen = [registry.revision]
-    staged = registry.stage("a", "/a", owner="api")
-    seen.append(registry.revision)
-    registry.commit(staged.lora_id, "")
-    seen.append(registry.revision)
-    registry.pin("a", pinned=True)
-    seen.append(registry.revision)
-    registry.note_digest("a", staged.lora_id, "found")
-    seen.append(registry.revision)
-    registry.remove("a")
-    seen.append(registry.revision)
-    assert seen == sorted(set(seen))
-
-
 def test_what_was_loaded_outlives_the_process(tmp_path: Path) -> None:
     first = make(tmp_path / "deep" / "store")
     lora_id = load(first, "a", "/place", pinned=True)
@@ -138,67 +114,53 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "store")
 
 
-@given(
-    changes=st.lists(
-        st.tuples(st.sampled_from(["load", "remove", "pin", "reopen"]), st.sampled_from("abc"))
-    )
-)
-def test_versions_are_never_used_twice(
-    changes: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    store = tmp_path_factory.mktemp("registry") / "store"
-    registry = make(store)
-    known: dict[str, int] = {}
-    drawn: set[int] = set()
-    for what, name in changes:
-        if what == "load":
-            lora_id = load(registry, name)
-            assert lora_id not in drawn
-            drawn.add(lora_id)
-            known[name] = lora_id
-        elif what == "remove" and name in known:
-            registry.remove(name)
-            del known[name]
-        elif what == "pin" and name in known:
-            registry.pin(name, pinned=False)
-        elif what == "reopen":
-            registry.close()
-            registry = make(store)
-        assert served(registry) == known
-    registry.close()
-
-
 NAMES = ("a", "b", "c")
-ACTIONS = ("load", "remove", "pin", "unpin", "stage", "sync")
+ACTIONS = ("load", "stage", "drop", "remove", "pin", "unpin", "note", "sync", "reopen")
 CHANGES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from(NAMES)), max_size=40)
 
 
 @given(changes=CHANGES, limit=st.integers(2, 8))
 def test_a_replica_that_applies_changes_has_all_records(
-    changes: list[tuple[str, str]], limit: int
+    changes: list[tuple[str, str]], limit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whenever it calls, however many changes it missed, and whichever manager it had before."""
-    with mock.patch.object(module, "MAX_CHANGES", limit):
-        registry = make()
+    """After any number of missed changes and managers; no lora_id is drawn twice."""
+    store = tmp_path_factory.mktemp("registry") / "store"
     had = Desired(revision=1)
-    for action, name in changes:
-        with suppress(UnknownModel, InvalidRequest):
-            match action:
-                case "load":
-                    staged = registry.stage(name, "/x", owner="api")
-                    registry.commit(staged.lora_id, "")
-                case "stage":
-                    registry.stage(name, "/x", owner="api")
-                case "remove":
-                    registry.remove(name)
-                case "sync":
-                    had = registry.desired(had.revision).applied_to(had)
-                    assert sorted(had.active) == sorted(registry.records)
-                case _:
-                    registry.pin(name, pinned=action == "pin")
-    had = registry.desired(had.revision).applied_to(had)
-    assert sorted(had.active) == sorted(registry.records)
-    assert had.staged == registry.desired().staged
+    known: dict[str, int] = {}  # what is served
+    drawn: list[int] = []
+    with mock.patch.object(module, "MAX_CHANGES", limit):
+        registry = make(store)
+        for action, name in [*changes, ("sync", "")]:
+            before = registry.desired()
+            with suppress(UnknownModel, InvalidRequest):
+                match action:
+                    case "load" | "stage":
+                        staged = registry.stage(name, "/x", owner="api")
+                        drawn.append(staged.lora_id)
+                        if action == "load":
+                            known[name] = registry.commit(staged.lora_id, "").lora_id
+                    case "drop":
+                        registry.drop(drawn[-1] if drawn else 0)
+                    case "remove":
+                        known.pop(name, None)
+                        registry.remove(name)
+                    case "note":
+                        registry.note_digest(name, known.get(name, 0), "found")
+                    case "sync":
+                        had = registry.desired(had.revision).applied_to(had)
+                        assert sorted(had.active) == sorted(registry.records)
+                        assert had.staged == registry.desired().staged
+                    case "reopen":
+                        registry.close()
+                        registry = make(store)
+                    case _:
+                        registry.pin(name, pinned=action == "pin")
+            assert served(registry) == known
+            after = registry.desired()
+            assert (after.active, after.staged) == (before.active, before.staged) or (
+                after.revision > before.revision
+            )
+    assert len(drawn) == len(set(drawn))
     registry.close()
 
 
