@@ -98,22 +98,19 @@ def missing(rounds: Rounds, workloads: Sequence[Workload]) -> list[Result]:
 
 def as_table(rows: Sequence[ComparisonRow]) -> TextTable:
     """Return the table of ratios."""
-    return TextTable(
-        title="A / B: ratio of medians (smallest and largest of a round)",
-        header=("workload", "figure", "A", "B", "A / B", "spread", "better", "verdict"),
-        rows=tuple(
-            (
-                row.workload,
-                row.figure,
-                number(row.a),
-                number(row.b),
-                f"{row.ratio.ratio:.2f}",
-                f"{row.ratio.low:.2f} to {row.ratio.high:.2f}",
-                "more" if more_is_better(row.figure) else "less",
-                row.verdict,
-            )
-            for row in rows
-        ),
+    return TextTable.of(
+        "A / B: ratio of medians (smallest and largest of a round)",
+        rows,
+        {
+            "workload": lambda row: row.workload,
+            "figure": lambda row: row.figure,
+            "A": lambda row: number(row.a),
+            "B": lambda row: number(row.b),
+            "A / B": lambda row: f"{row.ratio.ratio:.2f}",
+            "spread": lambda row: f"{row.ratio.low:.2f} to {row.ratio.high:.2f}",
+            "better": lambda row: "more" if more_is_better(row.figure) else "less",
+            "verdict": lambda row: row.verdict,
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Facts about the machine, its software and its load, from /proc and git.
+"""Facts about the machine, its software, its processes and its load.
 
 Knows no torch and no Ray.
 """
@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 from remora.configs.machine import read_machine_facts
 
@@ -102,18 +104,18 @@ def _own_s() -> float:
 
 
 def _busy_s() -> float:
-    """Return the busy seconds of all processors since boot; 0 if unknown."""
-    try:
-        fields = (_PROC / "stat").read_text().splitlines()[0].split()[1:9]
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _wait, interrupt, soft, stolen = map(int, fields)
-    return (user + nice + system + interrupt + soft + stolen) / os.sysconf("SC_CLK_TCK")
+    """Return the busy seconds of all processors since boot."""
+    times = psutil.cpu_times()._asdict()
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
+    return float(sum(times.get(kind, 0.0) for kind in busy))
 
 
 def peak_memory(pid: int) -> PeakMemory | None:
     """Return the peak of a process and all its descendants; None if unknown."""
-    peaks = [peak for member in _family(pid) if (peak := _peak_bytes(member)) is not None]
+    family = [pid]
+    with suppress(psutil.Error):
+        family += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    peaks = [peak for member in family if (peak := _peak_bytes(member)) is not None]
     return PeakMemory(largest_bytes=max(peaks), sum_bytes=sum(peaks)) if peaks else None
 
 
@@ -121,25 +123,6 @@ def forget_peak_memory() -> None:
     """Reset the peak of this process."""
     with suppress(OSError):  # only on Linux, and not in every container
         (_PROC / "self" / "clear_refs").write_text("5")
-
-
-def _family(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in _PROC.glob("[0-9]*"):
-        children.setdefault(_stat(int(entry.name))[1], []).append(int(entry.name))
-    family = [pid]
-    for member in family:  # grows during the iteration
-        family += children.get(member, [])
-    return family
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """Return (command, parent) of a process; ("", 0) if it has ended."""
-    try:
-        before, _, after = (_PROC / str(pid) / "stat").read_text().rpartition(")")
-    except OSError:
-        return "", 0
-    return before.partition("(")[2], int(after.split()[1])
 
 
 def _peak_bytes(pid: int) -> int | None:
@@ -155,33 +138,10 @@ def listener_pid(port: int) -> int | None:
 
     For a Ray worker, return the raylet, which is an ancestor of all replicas.
     """
-    sockets = _listening_sockets(port)
-    for entry in _PROC.glob("[0-9]*"):
-        if sockets & _open_sockets(entry):
-            pid = int(entry.name)
-            parent = _stat(pid)[1]
-            return parent if _stat(parent)[0] == "raylet" else pid
+    with suppress(psutil.Error):
+        for found in psutil.net_connections("tcp"):
+            # The process of another user has no pid here.
+            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
+                parent = psutil.Process(found.pid).parent()
+                return int(parent.pid if parent and parent.name() == "raylet" else found.pid)
     return None
-
-
-def _listening_sockets(port: int) -> set[str]:
-    found: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
-    return found
-
-
-def _open_sockets(process: Path) -> set[str]:
-    found: set[str] = set()
-    with suppress(OSError):  # no permission, or the process has ended
-        for link in (process / "fd").iterdir():
-            with suppress(OSError):  # closed in the meantime
-                found.add(str(link.readlink()))
-    return found

@@ -60,13 +60,13 @@ def sweep_suite(
     note_bounds(report, "before", _num_threads(target))
     engine = offline.OfflineEngine(target.config)
     try:
-        costs = []
+        costs = {}
         for num_rows in numbers:
             workload = sweep.row_workload(num_rows, inputs=inputs, outputs=outputs)
             with progress_bar(workload.name, num_rows) as advance:
-                cost = sweep.measure_rows(engine, workload, on_finish=advance)
-            report.results.append(sweep.as_result(cost, workload))
-            costs.append(cost)
+                result = sweep.measure_rows(engine, workload, on_finish=advance)
+            report.results.append(result)
+            costs[num_rows] = result.figures
         note_bounds(report, "after", engine.built.plan.num_threads)
     finally:
         engine.close()

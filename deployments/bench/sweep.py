@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from remora.deployments.bench.offline import OfflineEngine, StepTime
+from remora.deployments.bench.offline import OfflineEngine, step_figures
 from remora.deployments.bench.report.figures import number, percent
-from remora.deployments.bench.report.record import Plot, Result, TextTable
+from remora.deployments.bench.report.record import Plot, Points, Result, TextTable
 from remora.deployments.bench.workloads import Workload
 from remora.deployments.cli.terminal import Failure
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCost:
-    """Median duration in seconds of a decode step with `num_rows` rows, and of its parts."""
-
-    num_rows: int
-    step_s: float
-    schedule_s: float
-    forward_s: float
-    sample_s: float
-
-    @property
-    def overhead_share(self) -> float:
-        """Share of the step outside of the forward pass."""
-        return (self.schedule_s + self.sample_s) / self.step_s
+Costs = Mapping[int, Mapping[str, float]]  # rows of a decode step -> its figures
 
 
 def row_workload(num_rows: int, *, inputs: int, outputs: int) -> Workload:
@@ -42,8 +26,11 @@ def row_workload(num_rows: int, *, inputs: int, outputs: int) -> Workload:
 
 def measure_rows(
     engine: OfflineEngine, workload: Workload, *, on_finish: Callable[[], object]
-) -> RowCost:
-    """Warm up, run the workload and return its cost. Raises Failure if no step had all rows."""
+) -> Result:
+    """Warm up, run the workload and return medians of its steps with all rows.
+
+    Raises Failure if there is no such step.
+    """
     if reason := engine.why_not(workload):
         raise Failure(f"{workload.name}: {reason}")
     num_rows = workload.num_requests
@@ -55,63 +42,39 @@ def measure_rows(
             f"{num_rows} rows never decoded together: KV memory or max_running_requests is too "
             "small, or the outputs too short; try --set engine.kv_memory=2GiB or a larger --output"
         )
-    return cost_of(together)
-
-
-def cost_of(steps: Sequence[StepTime]) -> RowCost:
-    """Return the medians of steps of one size."""
-    return RowCost(
-        num_rows=steps[0].num_rows,
-        step_s=statistics.median(step.total_s for step in steps),
-        schedule_s=statistics.median(step.schedule_s for step in steps),
-        forward_s=statistics.median(step.forward_s for step in steps),
-        sample_s=statistics.median(step.sample_s for step in steps),
-    )
-
-
-def as_result(cost: RowCost, workload: Workload) -> Result:
-    """Return the cost as figures."""
-    figures = {
-        "step_ms": cost.step_s * 1e3,
-        "schedule_ms": cost.schedule_s * 1e3,
-        "forward_ms": cost.forward_s * 1e3,
-        "sample_ms": cost.sample_s * 1e3,
-        "overhead_share": cost.overhead_share,
-        "decode_rows_tok_s": cost.num_rows / cost.step_s,
-    }
+    figures = step_figures(together)
+    step_ms = figures["step_ms"]
+    figures["overhead_share"] = (figures["schedule_ms"] + figures["sample_ms"]) / step_ms
+    figures["decode_rows_tok_s"] = num_rows / step_ms * 1e3
     return Result(workload=workload.name, shape=workload.shape, figures=figures)
 
 
-def as_table(costs: Sequence[RowCost]) -> TextTable:
+def as_table(costs: Costs) -> TextTable:
     """Return a table with one row for each batch size."""
-    rows = [
-        (
-            str(cost.num_rows),
-            number(cost.step_s * 1e3),
-            number(cost.step_s / cost.num_rows * 1e3),
-            number(cost.num_rows / cost.step_s),
-            percent(cost.overhead_share),
-        )
-        for cost in costs
-    ]
-    return TextTable(
-        title="Decode step over batch size",
-        header=("rows", "step ms", "ms per row", "tok/s", "not forward"),
-        rows=tuple(rows),
+    return TextTable.of(
+        "Decode step over batch size",
+        costs.items(),
+        {
+            "rows": lambda cost: str(cost[0]),
+            "step ms": lambda cost: number(cost[1]["step_ms"]),
+            "ms per row": lambda cost: number(cost[1]["step_ms"] / cost[0]),
+            "tok/s": lambda cost: number(cost[1]["decode_rows_tok_s"]),
+            "not forward": lambda cost: percent(cost[1]["overhead_share"]),
+        },
     )
 
 
-def as_plots(costs: Sequence[RowCost]) -> list[Plot]:
+def as_plots(costs: Costs) -> list[Plot]:
     """Return plots of step time, overhead and rate over the batch size."""
 
-    def line(value: Callable[[RowCost], float]) -> list[tuple[float, float]]:
-        return [(float(cost.num_rows), value(cost)) for cost in costs]
+    def line(name: str, scale: float = 1.0) -> Points:
+        return [(float(num_rows), scale * figures[name]) for num_rows, figures in costs.items()]
 
     parts = {
-        "step": line(lambda cost: cost.step_s * 1e3),
-        "forward": line(lambda cost: cost.forward_s * 1e3),
-        "sampling": line(lambda cost: cost.sample_s * 1e3),
-        "scheduler": line(lambda cost: cost.schedule_s * 1e3),
+        "step": line("step_ms"),
+        "forward": line("forward_ms"),
+        "sampling": line("sample_ms"),
+        "scheduler": line("schedule_ms"),
     }
     return [
         Plot(title="Time of a decode step", x_label="rows", y_label="ms", lines=parts),
@@ -119,14 +82,14 @@ def as_plots(costs: Sequence[RowCost]) -> list[Plot]:
             title="Share of the step outside of the forward pass",
             x_label="rows",
             y_label="%",
-            lines={"overhead": line(lambda cost: cost.overhead_share * 100)},
+            lines={"overhead": line("overhead_share", 100)},
             is_log_x=True,
         ),
         Plot(
             title="Decode rate",
             x_label="rows",
             y_label="tok/s",
-            lines={"tok/s": line(lambda cost: cost.num_rows / cost.step_s)},
+            lines={"tok/s": line("decode_rows_tok_s")},
             is_log_x=True,
         ),
     ]

@@ -1,6 +1,6 @@
 """The target of a benchmark: a model or a configuration, with settings from the command line.
 
-Knows YAML and the configuration schema. Starts nothing.
+Starts nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from remora.configs.errors import ConfigError
 from remora.configs.load import load_serve_file, parse_args
 from remora.configs.multiple_models import split_models
 from remora.configs.schema import ServeConfig
 from remora.configs.serve_file import config_of_model, our_application
+from remora.configs.value_sources import of_options, over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +53,12 @@ def read_target(name: str, settings: Sequence[str] = ()) -> Target:
         raw = config_of_model(name)
     application = our_application(raw)
     (args,) = split_models(application.get("args") or {})
-    application["args"] = args
-    for setting in settings:
-        _apply(args, setting)
-    return Target(spec=",".join([name, *settings]), raw=raw, config=parse_args(args))
+    application["args"] = over(args, of_options(settings))
+    config = parse_args(application["args"])
+    return Target(spec=",".join([name, *settings]), raw=raw, config=config)
 
 
 def split_spec(spec: str) -> tuple[str, list[str]]:
     """Split `configs/smollm2.yaml,engine.num_threads=2` into the name and its settings."""
     name, *settings = spec.split(",")
     return name, settings
-
-
-def _apply(args: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    section, dot, name = key.partition(".")
-    if not (equals and dot and name):
-        raise ConfigError(f"{setting}: expected section.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{setting}: {text!r} is not a YAML value") from None
-    # An empty section in a file is None.
-    args[section] = {**(args.get(section) or {}), name: value}

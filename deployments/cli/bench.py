@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.bench.stats import Slo
+from remora.deployments.bench.targets import Target, read_target
+from remora.deployments.bench.workloads import Size, online
 from remora.deployments.cli.bench_options import (
     ALL,
     Concurrency,
@@ -28,17 +31,11 @@ from remora.deployments.cli.bench_options import (
     TtftMs,
     Url,
     read_numbers,
-    read_outputs,
-    read_size,
-    read_slo,
-    read_target,
     read_workloads,
+    reported,
 )
 from remora.deployments.cli.options import ApiKey, ServedModel, Settings
 from remora.deployments.cli.terminal import Failure
-
-if TYPE_CHECKING:
-    from remora.deployments.bench.targets import Target
 
 app = typer.Typer(
     help="Benchmark the engine and servers, and compare them with hardware limits.",
@@ -68,18 +65,14 @@ def offline(
     html: Html = None,
 ) -> None:
     """Benchmark the engine in this process, without a server."""
-    from remora.deployments.bench.session import begin, finish
-
-    files, target = read_outputs(json, html), read_target(model, settings)
-    size = read_size(requests, inputs, outputs)
+    target = read_target(model, settings or ())
+    size = Size(requests=requests, inputs=inputs, outputs=outputs)
     workloads = [size.of(one) for one in read_workloads(workload, only_offline=True)]
-    report = begin(target.spec, repeats=repeats, seed=seed)
+    slo = Slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
+    with reported(json, html, target.spec, repeats=repeats, seed=seed) as report:
+        from remora.deployments.bench.suites import offline_suite
 
-    from remora.deployments.bench.suites import offline_suite
-
-    slo = read_slo(slo_ttft_ms, slo_tpot_ms)
-    offline_suite(report, target, workloads, repeats=repeats, seed=seed, slo=slo)
-    finish(report, files)
+        offline_suite(report, target, workloads, repeats=repeats, seed=seed, slo=slo)
 
 
 @app.command()
@@ -104,28 +97,28 @@ def serve(
     html: Html = None,
 ) -> None:
     """Benchmark streaming from a new remora server, or from any OpenAI-compatible one at --url."""
-    from remora.deployments.bench.session import begin, finish
-
-    files, size = read_outputs(json, html), read_size(requests, inputs, outputs)
-    target = read_target(model, settings) if url is None else None
+    target = read_target(model, settings or ()) if url is None else None
+    size = Size(requests=requests, inputs=inputs, outputs=outputs)
     names = workload or ",".join(f"online-{number}" for number in read_numbers(concurrency))
     workloads = [size.of(one) for one in read_workloads(names)]
-    report = begin(url or (target.spec if target else ""), repeats=repeats, seed=seed)
+    with reported(json, html, _address(url, target), repeats=repeats, seed=seed) as report:
+        from remora.deployments.bench.server_suites import online_suite, some_server
 
-    from remora.deployments.bench.server_suites import online_suite, some_server
+        with some_server(url, target, api_key) as server:
+            online_suite(
+                report,
+                server,
+                workloads,
+                model=served_model,
+                repeats=repeats,
+                seed=seed,
+                slo=Slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms),
+                target=target,
+            )
 
-    with some_server(url, target, api_key) as server:
-        online_suite(
-            report,
-            server,
-            workloads,
-            model=served_model,
-            repeats=repeats,
-            seed=seed,
-            slo=read_slo(slo_ttft_ms, slo_tpot_ms),
-            target=target,
-        )
-    finish(report, files)
+
+def _address(url: str | None, target: Target | None) -> str:
+    return url or (target.spec if target else "")
 
 
 @app.command()
@@ -142,18 +135,13 @@ def latency(
     html: Html = None,
 ) -> None:
     """Measure one stream: time to first token, time per token, and the engine's share of both."""
-    from remora.deployments.bench.session import begin, finish
-    from remora.deployments.bench.workloads import online
+    target = read_target(model, settings or ()) if url is None else None
+    workload = online(1).resized(requests, inputs, outputs)
+    with reported(json, html, _address(url, target)) as report:
+        from remora.deployments.bench.server_suites import latency_suite, some_server
 
-    files, size = read_outputs(json, html), read_size(requests, inputs, outputs)
-    target = read_target(model, settings) if url is None else None
-    report = begin(url or (target.spec if target else ""))
-
-    from remora.deployments.bench.server_suites import latency_suite, some_server
-
-    with some_server(url, target, api_key) as server:
-        latency_suite(report, server, size.of(online(1)), model=served_model)
-    finish(report, files)
+        with some_server(url, target, api_key) as server:
+            latency_suite(report, server, workload, model=served_model)
 
 
 @app.command()
@@ -166,17 +154,13 @@ def startup(
     html: Html = None,
 ) -> None:
     """Measure a new process from its start to its first token, offline and on Ray Serve."""
-    from remora.deployments.bench.session import begin, finish
-
     if only not in (None, "offline", "serve"):
         raise Failure(f"--only {only}: must be offline or serve")
-    files, target = read_outputs(json, html), read_target(model, settings)
-    report = begin(target.spec, repeats=repeats)
+    target = read_target(model, settings or ())
+    with reported(json, html, target.spec, repeats=repeats) as report:
+        from remora.deployments.bench.server_suites import startup_suite
 
-    from remora.deployments.bench.server_suites import startup_suite
-
-    startup_suite(report, target, only=only, repeats=repeats)
-    finish(report, files)
+        startup_suite(report, target, only=only, repeats=repeats)
 
 
 @app.command()
@@ -209,18 +193,14 @@ def sweep(
             html=html,
         )
         return
-    from remora.deployments.bench.session import begin, finish
-
-    files, numbers = read_outputs(json, html), read_numbers(rows)
+    numbers = read_numbers(rows)
     # Settings from the command line come later and take precedence.
     enough = [f"engine.max_running_requests={max(numbers)}"]
     target = read_target(model, enough + (settings or []))
-    report = begin(target.spec)
+    with reported(json, html, target.spec) as report:
+        from remora.deployments.bench.suites import sweep_suite
 
-    from remora.deployments.bench.suites import sweep_suite
-
-    sweep_suite(report, target, numbers, inputs=inputs or 32, outputs=outputs or 24)
-    finish(report, files)
+        sweep_suite(report, target, numbers, inputs=inputs or 32, outputs=outputs or 24)
 
 
 @app.command()
@@ -241,19 +221,16 @@ def quality(
     html: Html = None,
 ) -> None:
     """Measure the quality loss of quantization: perplexity, and agreement with the reference."""
-    from remora.deployments.bench.session import begin, finish
 
     def variant(name: str, *more: str) -> Target:
         return read_target(model, [*(settings or ()), f"model.quantization={name.strip()}", *more])
 
-    files, reference = read_outputs(json, html), variant("none", *(against or ()))
+    reference = variant("none", *(against or ()))
     targets = {name.strip(): variant(name) for name in modes.split(",")}
-    report = begin(read_target(model, settings).spec)
+    with reported(json, html, read_target(model, settings or ()).spec) as report:
+        from remora.deployments.bench.quality import TEXT, quality_suite
 
-    from remora.deployments.bench.quality import TEXT, quality_suite
-
-    quality_suite(report, reference, targets, text=text or TEXT)
-    finish(report, files)
+        quality_suite(report, reference, targets, text=text or TEXT)
 
 
 @app.command()
@@ -277,17 +254,14 @@ def compare(
     replaced.
     """
     from remora.deployments.bench.contestants import read_contestant
-    from remora.deployments.bench.session import begin, finish
 
-    files, workloads = read_outputs(json, html), read_workloads(workload)
-    size = read_size(requests, inputs, outputs)
+    workloads = read_workloads(workload)
+    size = Size(requests=requests, inputs=inputs, outputs=outputs)
     sides = (
         read_contestant(a, size, model=model_a, api_key=api_key),
         read_contestant(b, size, model=model_b, api_key=api_key),
     )
-    report = begin(f"{a} against {b}", A=a, B=b, rounds=rounds)
+    with reported(json, html, f"{a} against {b}", A=a, B=b, rounds=rounds) as report:
+        from remora.deployments.bench.server_suites import compare_suite
 
-    from remora.deployments.bench.server_suites import compare_suite
-
-    compare_suite(report, *sides, workloads, num_rounds=rounds)
-    finish(report, files)
+        compare_suite(report, *sides, workloads, num_rounds=rounds)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from remora.deployments.bench.workloads import OFFLINE, Workload, find
 from remora.deployments.cli.terminal import Failure
 
 if TYPE_CHECKING:
-    from remora.deployments.bench.session import Outputs
-    from remora.deployments.bench.stats import Slo
-    from remora.deployments.bench.targets import Target
-    from remora.deployments.bench.workloads import Size, Workload
+    from remora.deployments.bench.report.record import Report
 
 ALL = "all"
 
@@ -34,40 +34,25 @@ TtftMs = Annotated[float, typer.Option("--slo-ttft-ms", min=0, help="SLO: time t
 TpotMs = Annotated[float, typer.Option("--slo-tpot-ms", min=0, help="SLO: time per output token.")]
 
 
-def read_outputs(json: str | None, html: Path | None) -> Outputs:
-    """Return where the report is written. Raises Failure if it cannot be written there."""
-    from remora.deployments.bench.session import Outputs
+@contextmanager
+def reported(
+    json: str | None, html: Path | None, target: str, **settings: object
+) -> Iterator[Report]:
+    """Yield a new report, and show and write it at the end. Raises Failure.
+
+    json, html:  where it is written; checked at the beginning
+    """
+    from remora.deployments.bench.session import Outputs, begin, finish
 
     outputs = Outputs(json=json, html=html)
     outputs.check()
-    return outputs
-
-
-def read_target(model: str, settings: list[str] | None) -> Target:
-    """Return the target of a measurement. Raises Failure."""
-    from remora.deployments.bench import targets
-
-    return targets.read_target(model, settings or ())
-
-
-def read_size(requests: int | None, inputs: int | None, outputs: int | None) -> Size:
-    """Return the sizes given on the command line."""
-    from remora.deployments.bench.workloads import Size
-
-    return Size(requests=requests, inputs=inputs, outputs=outputs)
-
-
-def read_slo(ttft_ms: float, tpot_ms: float) -> Slo:
-    """Return the service level objective."""
-    from remora.deployments.bench.stats import Slo
-
-    return Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
+    report = begin(target, **settings)
+    yield report
+    finish(report, outputs)
 
 
 def read_workloads(names: str, *, only_offline: bool = False) -> list[Workload]:
     """Find workloads by name. Raises Failure, which lists the known ones."""
-    from remora.deployments.bench.workloads import OFFLINE, find
-
     found = []
     for name in OFFLINE if names == ALL else names.split(","):
         workload = find(name.strip())

@@ -6,7 +6,7 @@ the conversation. Ctrl-D exits.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Annotated
 
 import typer
@@ -72,7 +72,7 @@ def chat(
         pass  # gives input() line editing and history
     console = Console(stderr=True, highlight=False)
     conversation = Conversation(system)
-    with ServerClient(url, api_key=api_key) as server:
+    with closing(ServerClient(url, api_key=api_key)) as server:
         name = server.pick_model(model)
         console.print(f"[dim]{escape(name)} at {escape(server.url)}; /help lists the commands[/]")
         while (line := _read_line(console)) is not None:

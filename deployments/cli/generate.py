@@ -6,6 +6,7 @@ The prompt is sent verbatim, without a chat template; `remora chat` applies one.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -65,7 +66,7 @@ def generate(
     if url is None:
         answer(_generate_offline(text, model or BUILTIN_MODEL, given))
         return
-    with ServerClient(url, api_key=api_key) as server:
+    with closing(ServerClient(url, api_key=api_key)) as server:
         for piece in server.stream_completion(text, model=server.pick_model(model), **given):
             answer(piece, end="")
     answer("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -98,7 +99,7 @@ def _ask(
     body: dict[str, Any] | None = None,
 ) -> Any:
     query = "" if model is None else f"?model={quote(model, safe='')}"
-    with ServerClient(url, api_key=api_key) as server:
+    with closing(ServerClient(url, api_key=api_key)) as server:
         return server.ask(method, path + query, body)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from types import TracebackType
-from typing import Any, Self
+from contextlib import closing
+from typing import Any
 
 import httpx
 
@@ -20,34 +20,18 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class ServerClient:
     """Sends requests to one server. Every error is raised as Failure."""
 
-    def __init__(
-        self,
-        url: str,
-        transport: httpx.BaseTransport | None = None,
-        *,
-        api_key: str | None = None,
-    ) -> None:
-        """`transport` replaces the network in tests."""
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
             # A busy server may take long to send the first token, so only connecting times out.
             timeout = httpx.Timeout(None, connect=5.0)
             headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-            self._http = httpx.Client(
-                base_url=self.url, timeout=timeout, transport=transport, headers=headers
-            )
+            self._http = httpx.Client(base_url=self.url, timeout=timeout, headers=headers)
         except httpx.InvalidURL as error:
             raise Failure(f"invalid address {url} ({error}); expected http://HOST:PORT") from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def pick_model(self, wanted: str | None) -> str:
@@ -94,7 +78,10 @@ class ServerClient:
                 ) from None
         raise Failure(f"{self.url}: the response ended without [DONE]")
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Opened:
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> closing[httpx.Response]:
+        """Send a request. Closing its response makes the server stop generating."""
         try:
             request = self._http.build_request(method, path, json=body)
             response = self._http.send(request, stream=True)
@@ -104,28 +91,10 @@ class ServerClient:
                 "`remora serve FILE`, or set another address with --url"
             ) from None
         if response.status_code >= 400:
-            with _Opened(response):
+            with closing(response):
                 response.read()
                 raise Failure(f"{self.url}{path}: {_error_message(response)}")
-        return _Opened(response)
-
-
-class _Opened:
-    """Context manager that closes a response; the server then stops generating."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self._response = response
-
-    def __enter__(self) -> httpx.Response:
-        return self._response
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._response.close()
+        return closing(response)
 
 
 def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:

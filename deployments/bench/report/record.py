@@ -6,11 +6,13 @@ Knows nothing of tables, JSON and HTML, which other modules make from it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from remora.deployments.bench.stats import median_figures, spread_of
+
+T = TypeVar("T")
 
 Points = list[tuple[float, float]]
 
@@ -53,6 +55,14 @@ class TextTable:
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(
+        cls, title: str, items: Iterable[T], columns: Mapping[str, Callable[[T], str]]
+    ) -> TextTable:
+        """Return a table with a row for each item; `columns`: heading -> text of its cell."""
+        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(title=title, header=tuple(columns), rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 from remora.deployments.bench.report.figures import headline, joined, number, percent, triple
 from remora.deployments.bench.report.record import Report, Result, TextTable
+
+Columns = Mapping[str, Callable[[Result], str]]
 
 _UNITS = {
     "decode_tok_s": "decode tok/s",
@@ -18,9 +20,21 @@ _UNITS = {
 def all_tables(report: Report) -> list[TextTable]:
     """Return all tables that have rows: results first, hardware bounds last."""
     done = [result for result in report.results if result.skipped is None]
-    tables = [_rates(done), _latencies(done), _steps(done), *report.tables, _bounds(report)]
-    skipped = [(r.workload, r.skipped) for r in report.results if r.skipped is not None]
-    tables.append(TextTable(title="Skipped", header=("workload", "reason"), rows=tuple(skipped)))
+    skipped = [result for result in report.results if result.skipped is not None]
+    tables = [
+        TextTable.of("Throughput", (r for r in done if headline(r.figures)), _RATES),
+        TextTable.of(
+            "Latency in ms: p50 / p90 / p99",
+            (r for r in done if "ttft_p50_ms" in r.figures),
+            _LATENCIES,
+        ),
+        TextTable.of(
+            "A decode step (median), in ms", (r for r in done if "step_ms" in r.figures), _STEPS
+        ),
+        *report.tables,
+        _bounds(report),
+        TextTable.of("Skipped", skipped, _SKIPPED),
+    ]
     return [table for table in tables if table.rows]
 
 
@@ -44,107 +58,59 @@ def notes(report: Report) -> list[str]:
     ]
 
 
-def _rates(results: Sequence[Result]) -> TextTable:
-    rows = []
-    for result in results:
-        figures = result.figures
-        name = headline(figures)
-        if name is None:
-            continue
-        low, high = result.spread.get(name, (figures[name], figures[name]))
-        rows.append(
-            (
-                result.workload,
-                result.shape,
-                f"{number(figures[name])} {_UNITS[name]}",
-                f"{number(low)} to {number(high)}" if result.spread else "-",
-                number(figures.get("output_tok_s")),
-                number(figures.get("total_tok_s")),
-                percent(figures.get("bound_share")),
-                number(figures.get("peak_rss_mib")),
-                f"{figures.get('failures', 0):.0f}",
-            )
-        )
-    return TextTable(
-        title="Throughput",
-        header=(
-            "workload",
-            "size",
-            "speed",
-            "range",
-            "output/s",
-            "total/s",
-            "of bound",
-            "peak MiB",
-            "failed",
-        ),
-        rows=tuple(rows),
-    )
+def _speed(result: Result) -> str:
+    name = headline(result.figures) or ""
+    return f"{number(result.figures[name])} {_UNITS[name]}"
 
 
-def _latencies(results: Sequence[Result]) -> TextTable:
-    rows = [
-        (
-            result.workload,
-            triple(result.figures, "ttft"),
-            triple(result.figures, "tpot"),
-            triple(result.figures, "itl"),
-            percent(result.figures.get("goodput_share")),
-            number(result.figures.get("goodput_req_s")),
-        )
-        for result in results
-        if "ttft_p50_ms" in result.figures
-    ]
-    return TextTable(
-        title="Latency in ms: p50 / p90 / p99",
-        header=(
-            "workload",
-            "first token",
-            "per further token",
-            "between pieces",
-            "in SLO",
-            "req/s",
-        ),
-        rows=tuple(rows),
-    )
+def _range(result: Result) -> str:
+    name = headline(result.figures) or ""
+    low, high = result.spread.get(name, (result.figures[name],) * 2)
+    return f"{number(low)} to {number(high)}" if result.spread else "-"
 
 
-def _steps(results: Sequence[Result]) -> TextTable:
-    rows = [
-        (
-            result.workload,
-            number(figures["step_ms"]),
-            joined([figures[f"{part}_ms"] for part in ("schedule", "forward", "sample")]),
-            percent(figures["overhead_share"]),
-        )
-        for result in results
-        if "step_ms" in (figures := result.figures)
-    ]
-    return TextTable(
-        title="A decode step (median), in ms",
-        header=("workload", "step", "scheduler / forward / sampling", "not forward"),
-        rows=tuple(rows),
-    )
+_RATES: Columns = {
+    "workload": lambda result: result.workload,
+    "size": lambda result: result.shape,
+    "speed": _speed,
+    "range": _range,
+    "output/s": lambda result: number(result.figures.get("output_tok_s")),
+    "total/s": lambda result: number(result.figures.get("total_tok_s")),
+    "of bound": lambda result: percent(result.figures.get("bound_share")),
+    "peak MiB": lambda result: number(result.figures.get("peak_rss_mib")),
+    "failed": lambda result: f"{result.figures.get('failures', 0):.0f}",
+}
+_LATENCIES: Columns = {
+    "workload": lambda result: result.workload,
+    "first token": lambda result: triple(result.figures, "ttft"),
+    "per further token": lambda result: triple(result.figures, "tpot"),
+    "between pieces": lambda result: triple(result.figures, "itl"),
+    "in SLO": lambda result: percent(result.figures.get("goodput_share")),
+    "req/s": lambda result: number(result.figures.get("goodput_req_s")),
+}
+_PARTS = ("schedule_ms", "forward_ms", "sample_ms")
+_STEPS: Columns = {
+    "workload": lambda result: result.workload,
+    "step": lambda result: number(result.figures["step_ms"]),
+    "scheduler / forward / sampling": lambda result: joined(map(result.figures.get, _PARTS)),
+    "not forward": lambda result: percent(result.figures["overhead_share"]),
+}
+_SKIPPED: Columns = {
+    "workload": lambda result: result.workload,
+    "reason": lambda result: result.skipped or "",
+}
 
 
 def _bounds(report: Report) -> TextTable:
-    rows = [
-        (
-            moment,
-            joined([values["read_gb_s_1"], values["read_gb_s"]]),
-            number(values["bf16_gflop_s"]),
-            number(values["int8_gop_s"]),
-        )
-        for moment, values in report.bounds.items()
-    ]
     threads = next((values["num_threads"] for values in report.bounds.values()), None)
-    return TextTable(
-        title="Hardware bounds in this run",
-        header=(
-            "measured",
-            f"GB/s read by 1 / {threads or 0:.0f} threads",
-            "GFLOP/s bf16",
-            "GOP/s int8",
-        ),
-        rows=tuple(rows),
+    read = f"GB/s read by 1 / {threads or 0:.0f} threads"
+    return TextTable.of(
+        "Hardware bounds in this run",
+        report.bounds.items(),
+        {
+            "measured": lambda row: row[0],
+            read: lambda row: joined([row[1]["read_gb_s_1"], row[1]["read_gb_s"]]),
+            "GFLOP/s bf16": lambda row: number(row[1]["bf16_gflop_s"]),
+            "GOP/s int8": lambda row: number(row[1]["int8_gop_s"]),
+        },
     )

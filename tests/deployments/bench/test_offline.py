@@ -148,13 +148,14 @@ def test_a_decode_step_is_what_is_shown_where_there_is_one() -> None:
 
 
 def test_a_sweep_times_steps_of_exactly_so_many_rows(engine: OfflineEngine) -> None:
-    costs = [
-        measure_rows(engine, row_workload(rows, inputs=8, outputs=6), on_finish=lambda: None)
-        for rows in (1, 4, 8)
-    ]
+    workloads = {rows: row_workload(rows, inputs=8, outputs=6) for rows in (1, 4, 8)}
 
-    assert [cost.num_rows for cost in costs] == [1, 4, 8]
-    assert all(0 < cost.overhead_share < 1 for cost in costs)
+    costs = {
+        rows: measure_rows(engine, workload, on_finish=lambda: None).figures
+        for rows, workload in workloads.items()
+    }
+
+    assert all(0 < figures["overhead_share"] < 1 for figures in costs.values())
     assert [row[0] for row in as_table(costs).rows] == ["1", "4", "8"]
     assert [[x for x, _ in line] for line in as_plots(costs)[0].lines.values()] == [[1, 4, 8]] * 4
 
