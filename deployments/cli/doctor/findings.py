@@ -49,6 +49,13 @@ class Finding:
     subject: str
     text: str
 
+    @classmethod
+    def of(cls, is_good: bool, subject: str, text: str, warning: str) -> Finding:
+        """Return `text`, with `; warning` appended and level WARN unless `is_good`."""
+        if is_good:
+            return cls(Level.OK, subject, text)
+        return cls(Level.WARN, subject, f"{text}; {warning}")
+
 
 def examine(model: str) -> Iterator[Finding]:
     """Yield every finding, in the order in which to fix them."""
@@ -94,18 +101,10 @@ def check_machine(machine: MachineFacts) -> Iterator[Finding]:
     yield Finding(Level.OK, "processor", f"{machine.cpu_name}, {machine.num_cores} physical cores")
     features = ", ".join(machine.cpu_features) or "no SIMD features"
     is_fast = bool({"avx2", "asimd"} & set(machine.cpu_features))
-    yield Finding(
-        Level.OK if is_fast else Level.WARN,
-        "features",
-        features if is_fast else f"{features}; the engine is slow without AVX2 or NEON",
-    )
+    yield Finding.of(is_fast, "features", features, "the engine is slow without AVX2 or NEON")
     memory = f"{human_bytes(machine.available_bytes)} of {human_bytes(machine.total_bytes)} free"
     enough = machine.available_bytes >= 2 * 2**30
-    yield Finding(
-        Level.OK if enough else Level.WARN,
-        "memory",
-        memory if enough else f"{memory}; Ray and a small model need 2 GiB",
-    )
+    yield Finding.of(enough, "memory", memory, "Ray and a small model need 2 GiB")
     yield Finding(Level.OK, "devices", ", ".join(machine.devices))
 
 
@@ -116,20 +115,14 @@ def check_cache() -> Finding:
         return Finding(Level.OK, "cache", f"{folder} holds {BUILTIN_MODEL}")
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Finding(
-            Level.FIX, "cache", f"{existing} is not a writable folder; set REMORA_CACHE to one"
-        )
+        text = f"{existing} is not a writable folder; set REMORA_CACHE to one"
+        return Finding(Level.FIX, "cache", text)
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < _MODEL_BYTES:
-        return Finding(
-            Level.FIX,
-            "cache",
-            f"{folder}: {human_bytes(free_bytes)} free, {human_bytes(_MODEL_BYTES)} needed; "
-            "free disk space or set REMORA_CACHE",
-        )
-    return Finding(
-        Level.OK, "cache", f"{folder}; {BUILTIN_MODEL} is written there at its first use"
-    )
+        text = f"{folder}: {human_bytes(free_bytes)} free, {human_bytes(_MODEL_BYTES)} needed; "
+        return Finding(Level.FIX, "cache", text + "free disk space or set REMORA_CACHE")
+    text = f"{folder}; {BUILTIN_MODEL} is written there at its first use"
+    return Finding(Level.OK, "cache", text)
 
 
 def check_kernels() -> Finding:
@@ -141,17 +134,11 @@ def check_kernels() -> Finding:
     chosen = os.environ.get("CXX", "").split()[:1]
     compiler = next(filter(None, map(shutil.which, chosen or COMPILERS)), None)
     if compiler is None:
-        return Finding(
-            Level.WARN,
-            "kernels",
-            f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch's kernels are used, "
-            "which are slower; install g++ 11 or newer and run `remora compile`",
-        )
-    return Finding(
-        Level.OK,
-        "kernels",
-        f"native, compiled by {compiler} at the first start or by `remora compile`",
-    )
+        text = f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch's kernels are used, "
+        advice = "which are slower; install g++ 11 or newer and run `remora compile`"
+        return Finding(Level.WARN, "kernels", text + advice)
+    text = f"native, compiled by {compiler} at the first start or by `remora compile`"
+    return Finding(Level.OK, "kernels", text)
 
 
 def check_port(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Finding:
@@ -172,20 +159,14 @@ def check_model(model: str, machine: MachineFacts) -> Iterator[Finding]:
         yield Finding(Level.FIX, "model", str(error))
         return
     yield Finding(Level.OK, "model", f"{model} from {plan.model_path}")
-    yield Finding(
-        Level.OK,
-        "would use",
+    used = (
         f"{plan.device}, {plan.dtype}, quantization {plan.quantization}, "
-        f"{plan.num_threads} threads, "
-        f"{human_bytes(plan.weight_bytes)} for weights",
+        f"{plan.num_threads} threads, {human_bytes(plan.weight_bytes)} for weights"
     )
-    short = plan.max_sequence_tokens < plan.max_model_len
+    yield Finding(Level.OK, "would use", used)
+    is_enough = plan.max_sequence_tokens == plan.max_model_len
     room = f"{human_bytes(plan.kv_bytes)} for {plan.kv_tokens:,} tokens"
-    yield Finding(
-        Level.WARN if short else Level.OK,
-        "KV cache",
-        f"{room}; one context needs {plan.max_model_len:,}" if short else room,
-    )
+    yield Finding.of(is_enough, "KV cache", room, f"one context needs {plan.max_model_len:,}")
 
 
 def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:

@@ -43,13 +43,12 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
         return
     chosen = implementation_of(path, loading)
     facts = read_model_facts(path, loading)
-    implementation = "remora" if isinstance(chosen, Ours) else "transformers on remora's KV cache"
     yield Finding(Level.OK, "family", facts.architecture)
-    yield Finding(
-        Level.OK if isinstance(chosen, Ours) else Level.WARN,
-        "implementation",
-        f"{implementation}: {chosen.reason}",
-    )
+    if isinstance(chosen, Ours):
+        yield Finding(Level.OK, "implementation", f"remora: {chosen.reason}")
+    else:
+        text = f"transformers on remora's KV cache: {chosen.reason}"
+        yield Finding(Level.WARN, "implementation", text)
     size = f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}"
     try:
         files = check_files(path, config.model.load_format, loading)
@@ -83,19 +82,14 @@ def _kernels(plan: EnginePlan, own: object) -> Finding:
 def _memory(plan: EnginePlan, facts: ModelFacts) -> Iterator[Finding]:
     found = report(plan, facts, is_native=False)
     of_rank = f" of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
-    yield Finding(
-        Level.OK,
-        "memory",
+    text = (
         f"{human_bytes(found.weight_bytes)} of weights in {plan.dtype}{of_rank}; "
-        f"{human_bytes(found.kv_token_bytes)} of KV cache per token; see `remora plan` for details",
+        f"{human_bytes(found.kv_token_bytes)} of KV cache per token; see `remora plan` for details"
     )
-    short = plan.max_sequence_tokens < plan.max_model_len
-    yield Finding(
-        Level.WARN if short else Level.OK,
-        "context",
-        f"{plan.max_model_len:,} tokens"
-        + (f", but memory holds only {plan.max_sequence_tokens:,}" if short else ""),
-    )
+    yield Finding(Level.OK, "memory", text)
+    is_enough = plan.max_sequence_tokens == plan.max_model_len
+    held = f"memory holds only {plan.max_sequence_tokens:,}"
+    yield Finding.of(is_enough, "context", f"{plan.max_model_len:,} tokens", held)
 
 
 def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Finding]:
@@ -106,18 +100,12 @@ def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Findi
     if not tokenizer.takes_text:
         yield Finding(Level.OK, "tokenizer", "none, set by model.skip_tokenizer")
         return
-    is_known = tokenizer.vocab_size <= facts.vocab_size
-    yield Finding(
-        Level.OK if is_known else Level.WARN,
-        "tokenizer",
-        f"{tokenizer.vocab_size:,} ids; the model has {facts.vocab_size:,}",
-    )
+    level = Level.OK if tokenizer.vocab_size <= facts.vocab_size else Level.WARN
+    ids = f"{tokenizer.vocab_size:,} ids; the model has {facts.vocab_size:,}"
+    yield Finding(level, "tokenizer", ids)
     if tokenizer.template_source is None:
-        yield Finding(
-            Level.WARN,
-            "chat template",
-            "none: chats get HTTP 400; set model.chat_template",
-        )
+        text = "none: chats get HTTP 400; set model.chat_template"
+        yield Finding(Level.WARN, "chat template", text)
     else:
         yield Finding(Level.OK, "chat template", f"from {tokenizer.template_place}")
     chosen = choose_formats(tokenizer, config.api.tool_parser, config.api.reasoning_parser)
