@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from remora.configs.planning.kv_budget import pages_needed
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.planning.window_plan import WindowRoom
+from remora.engine.client import LocalEngineClient
+from remora.engine.engine import Engine
 from remora.engine.types import (
     NOT_FINITE,
     LogprobRows,
@@ -21,6 +24,8 @@ from remora.engine.types import (
     StepResult,
     TokenArray,
 )
+
+MakeClient = Callable[..., LocalEngineClient]
 
 VOCAB = 50
 NO_TOKEN = -7
@@ -61,7 +66,7 @@ class FakeRunner:
     window:  of layers with a page pool of their own: their window is read back too
     """
 
-    def __init__(self, page_size: int, window: int | None = None) -> None:
+    def __init__(self, page_size: int = 4, window: int | None = None) -> None:
         self.page_size = page_size
         self.window = window
         self.window_memory: dict[int, tuple[int, int]] = {}
@@ -205,6 +210,15 @@ def make_plan(**changes: object) -> EnginePlan:
         "priority_preemption_gap": None,
     }
     return EnginePlan(**(values | changes))  # type: ignore[arg-type]
+
+
+def make_engine(
+    plan: EnginePlan | None = None, runner: FakeRunner | None = None, **options: Any
+) -> Engine:
+    """Make an engine over the fake model; `options` as of Engine."""
+    plan = plan or make_plan()
+    runner = runner or FakeRunner(plan.page_size)
+    return Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB, **options)
 
 
 def make_window_room(*, window: int = 6, num_pages: int, overlap: bool = False) -> WindowRoom:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
 
-from remora.configs.errors import (
-    EngineError,
-    InvalidRequest,
-    NotFinite,
-    PromptTooLong,
-    QueueFull,
-    Unavailable,
-)
+from remora.configs.errors import EngineError, InvalidRequest, NotFinite, QueueFull, Unavailable
 from remora.engine.client import LocalEngineClient
-from remora.engine.engine import Engine
 from remora.engine.kv.hashes import page_hashes
 from remora.engine.types import (
+    NOT_FINITE,
     FinishReason,
     Namespace,
     Output,
@@ -29,7 +22,7 @@ from remora.engine.types import (
     SamplingParams,
     StepPlan,
 )
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+from tests.engine.fakes import FakeRunner, MakeClient, expected_output
 from tests.moments import cancelled, nothing_left
 
 
@@ -39,26 +32,20 @@ def make_request(name: str = "r", *, max_tokens: int = 6, n: int = 1) -> Request
 
 
 @pytest.fixture
-def runner() -> FakeRunner:
-    return FakeRunner(page_size=4)
-
-
-@pytest.fixture
-async def client(runner: FakeRunner) -> AsyncIterator[LocalEngineClient]:
-    engine = Engine(
-        make_plan(max_model_len=4096, num_pages=1200, max_queued_requests=2),
-        runner,
-        eos_token_ids=[0],
-        vocab_size=VOCAB,
-    )
-    client = LocalEngineClient(engine, None)
-    yield client
-    client.close()
+async def client(runner: FakeRunner, make_client: MakeClient) -> LocalEngineClient:
+    return make_client(runner, max_model_len=4096, num_pages=1200, max_queued_requests=2)
 
 
 async def collect(client: LocalEngineClient, request: Request) -> list[Output]:
     async with aclosing(client.generate(request)) as outputs:
         return [output async for output in outputs]
+
+
+async def begin(client: LocalEngineClient, name: str = "r") -> AsyncGenerator[Output, None]:
+    """Start a request of 4,000 tokens; returns its stream after the first output."""
+    stream = client.generate(make_request(name, max_tokens=4000))
+    await anext(stream)
+    return stream
 
 
 async def settle(client: LocalEngineClient) -> None:
@@ -67,38 +54,23 @@ async def settle(client: LocalEngineClient) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_stream_ends_with_the_finish_reason(client: LocalEngineClient) -> None:
-    outputs = await collect(client, make_request())
-
-    ids = [token for output in outputs for token in output.token_ids]
-    assert ids == expected_output([1, 2, 3], 6)
-    assert [output.finish_reason for output in outputs][-1] is FinishReason.LENGTH
-    assert all(output.finish_reason is None for output in outputs[:-1])
-
-
-async def test_all_n_indexes_finish(client: LocalEngineClient) -> None:
+async def test_each_of_n_streams_ends_with_the_finish_reason(client: LocalEngineClient) -> None:
     outputs = await collect(client, make_request(n=3))
 
-    ended = sorted(output.index for output in outputs if output.finish_reason)
-    assert ended == [0, 1, 2]
-
-
-async def test_closing_the_stream_aborts_and_frees_the_pages(client: LocalEngineClient) -> None:
-    stream = client.generate(make_request(max_tokens=4000))
-    await anext(stream)
-    await stream.aclose()
-
-    await settle(client)
-
-    assert client.stats().num_held_pages == 0
-    assert client.stats().aborted_total == 1
+    for index in range(3):
+        own = [output for output in outputs if output.index == index]
+        assert [token for output in own for token in output.token_ids] == expected_output(
+            [1, 2, 3], 6
+        )
+        reasons = [output.finish_reason for output in own]
+        assert reasons == [None] * (len(own) - 1) + [FinishReason.LENGTH]
 
 
 class GatedRunner(FakeRunner):
     """Runs a step only when the test lets it."""
 
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
+    def __init__(self) -> None:
+        super().__init__()
         self.gate = threading.Semaphore(0)
         self.num_asked = 0
 
@@ -108,10 +80,9 @@ class GatedRunner(FakeRunner):
         super().begin(plan)
 
 
-async def test_an_abort_reaches_the_engine_within_two_steps() -> None:
-    runner = GatedRunner(page_size=4)
-    engine = Engine(make_plan(), runner, eos_token_ids=[0], vocab_size=VOCAB)
-    client = LocalEngineClient(engine, None)
+async def test_an_abort_reaches_the_engine_within_two_steps(make_client: MakeClient) -> None:
+    runner = GatedRunner()
+    client = make_client(runner)
     other = client.generate(make_request("other", max_tokens=50))
     leaving = client.generate(make_request("leaving", max_tokens=50))
     firsts = [asyncio.ensure_future(anext(stream)) for stream in (other, leaving)]
@@ -124,58 +95,23 @@ async def test_an_abort_reaches_the_engine_within_two_steps() -> None:
     await leaving.aclose()
     runner.gate.release(100)
     _ = [output async for output in other]
-    client.close()
 
     rows = [len(plan.rows) for plan in runner.plans]
     assert rows[3] == 2
     assert set(rows[5:]) == {1}
 
 
-async def test_cancelling_the_reader_aborts(client: LocalEngineClient) -> None:
-    task = asyncio.create_task(collect(client, make_request(max_tokens=4000)))
-    while client.stats().generated_tokens_total < 3:
-        await asyncio.sleep(0.005)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    await settle(client)
-
-    assert client.stats().num_held_pages == 0
-
-
-async def test_abort_by_id_ends_the_stream_with_abort(client: LocalEngineClient) -> None:
-    stream = client.generate(make_request("named", max_tokens=4000))
-    await anext(stream)
-
-    found = await client.abort("named")
-    rest = [output async for output in stream]
-
-    assert found == 1
-    assert rest[-1].finish_reason is FinishReason.ABORT
-
-
-async def test_abort_all_ends_every_stream(client: LocalEngineClient) -> None:
-    readers = [
-        asyncio.create_task(collect(client, make_request(f"r{i}", max_tokens=4000)))
-        for i in range(3)
-    ]
-    while client.stats().num_running < 3:
-        await asyncio.sleep(0.005)
-
-    assert await client.abort(None) == 3
-    ends = [(await reader)[-1].finish_reason for reader in readers]
-
-    assert ends == [FinishReason.ABORT] * 3
-
-
-async def test_too_long_a_prompt_is_refused_before_anything_is_queued(
-    client: LocalEngineClient,
+@pytest.mark.parametrize(("name", "num_ended"), [("r1", 1), (None, 3)])
+async def test_an_abort_ends_the_streams_that_it_names(
+    client: LocalEngineClient, name: str | None, num_ended: int
 ) -> None:
-    with pytest.raises(PromptTooLong):
-        await collect(client, make_request(max_tokens=5000))
+    streams = {f"r{number}": await begin(client, f"r{number}") for number in range(3)}
 
-    assert client.stats().num_waiting == 0
+    assert await client.abort(name) == num_ended
+
+    for ended in streams.keys() if name is None else [name]:
+        rest = [output async for output in streams[ended]]
+        assert rest[-1].finish_reason is FinishReason.ABORT
 
 
 async def test_a_full_queue_refuses_with_a_hint_and_takes_requests_again_later(
@@ -197,8 +133,7 @@ async def test_a_full_queue_refuses_with_a_hint_and_takes_requests_again_later(
 
 
 async def test_one_id_cannot_be_used_twice_at_once(client: LocalEngineClient) -> None:
-    stream = client.generate(make_request("same", max_tokens=4000))
-    await anext(stream)
+    stream = await begin(client, "same")
 
     with pytest.raises(InvalidRequest, match="in use"):
         await collect(client, make_request("same"))
@@ -209,8 +144,7 @@ async def test_an_id_may_come_back_as_soon_as_its_stream_is_closed(
     client: LocalEngineClient,
 ) -> None:
     for _ in range(20):
-        stream = client.generate(make_request("same", max_tokens=4000))
-        await anext(stream)
+        stream = await begin(client, "same")
         await stream.aclose()
         sampling = SamplingParams(max_tokens=3, temperature=0.0)
         request = Request(request_id="same", prompt_ids=[9, 8, 7], sampling=sampling)
@@ -226,7 +160,8 @@ async def test_bad_token_ids_leave_no_open_stream_behind(client: LocalEngineClie
         with pytest.raises(InvalidRequest, match="0 to 49"):
             await collect(client, Request(request_id="r", prompt_ids=[1, -1], sampling=sampling))
 
-    assert await client.drain(1)
+    assert await client.drain(0.0)
+    assert client.stats().num_waiting == 0
 
 
 async def test_flushing_a_closed_engine_fails_instead_of_waiting(
@@ -266,28 +201,29 @@ async def test_a_failing_step_fails_open_streams_and_health(
         await collect(client, make_request("next"))
 
 
-async def test_a_row_without_finite_logits_fails_its_own_request_only(
-    client: LocalEngineClient, runner: FakeRunner
+@pytest.mark.parametrize(
+    ("fault", "error", "code"),
+    [
+        (NOT_FINITE, NotFinite, None),
+        (RowFault("its grammar is slow", of_request=True), InvalidRequest, "constraint_failed"),
+    ],
+)
+async def test_a_row_that_fails_ends_its_own_request_only(
+    client: LocalEngineClient,
+    runner: FakeRunner,
+    fault: RowFault,
+    error: type[EngineError | InvalidRequest],
+    code: str | None,
 ) -> None:
-    runner.bad_rows = {0}
+    runner.bad_rows, runner.fault = {0}, fault
 
-    with pytest.raises(NotFinite, match="not finite"):
+    with pytest.raises(error, match=fault.reason) as caught:
         await collect(client, make_request("bad"))
     runner.bad_rows = set()
 
-    assert (await collect(client, make_request("good")))[-1].finish_reason is FinishReason.LENGTH
-
-
-async def test_a_row_that_its_request_is_to_blame_for_is_refused(
-    client: LocalEngineClient, runner: FakeRunner
-) -> None:
-    runner.bad_rows, runner.fault = {0}, RowFault("its grammar is slow", of_request=True)
-
-    with pytest.raises(InvalidRequest, match="its grammar is slow") as caught:
-        await collect(client, make_request())
-
-    assert caught.value.code == "constraint_failed"
+    assert getattr(caught.value, "code", None) == code
     client.check_health()
+    assert (await collect(client, make_request("good")))[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_draining_refuses_new_requests_and_lets_open_ones_finish(
@@ -309,8 +245,7 @@ async def test_draining_refuses_new_requests_and_lets_open_ones_finish(
 async def test_what_a_drain_does_not_wait_for_ends_with_an_error(
     client: LocalEngineClient,
 ) -> None:
-    stream = client.generate(make_request(max_tokens=4000))
-    await anext(stream)
+    stream = await begin(client)
 
     assert not await client.drain(0.0)
 
@@ -320,8 +255,7 @@ async def test_what_a_drain_does_not_wait_for_ends_with_an_error(
 
 
 async def test_flushing_is_refused_while_requests_run(client: LocalEngineClient) -> None:
-    stream = client.generate(make_request(max_tokens=4000))
-    await anext(stream)
+    stream = await begin(client)
 
     assert not await client.flush_cache()
     await stream.aclose()
@@ -356,6 +290,7 @@ async def test_a_stream_that_is_cancelled_at_any_moment_leaves_no_page(
 
     assert await client.drain(10)
     await settle(client)
+    assert client.stats().aborted_total > 0
     assert client.stats().num_held_pages == 0
     assert await client.flush_cache()
     assert client.stats().num_cached_pages == 0
@@ -376,9 +311,3 @@ async def test_a_question_that_is_cancelled_at_any_moment_is_forgotten(
             ):
                 await cancelled(asking, moment, again=again)
             assert not client._questions
-
-
-async def test_a_drain_without_open_requests_ends_at_once_and_well(
-    client: LocalEngineClient,
-) -> None:
-    assert await client.drain(0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,13 +14,11 @@ from remora.configs.errors import QueueFull, StepTimeout
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import plan_device
 from remora.engine.client import LocalEngineClient
-from remora.engine.engine import Engine
 from remora.engine.launch import _make_engine
-from remora.engine.types import StepPlan
+from remora.engine.types import Output, Request, SamplingParams, StepPlan
 from tests.engine.configured import MODEL, configured, plan_for
-from tests.engine.fakes import VOCAB, FakeRunner, make_plan
+from tests.engine.fakes import FakeRunner, make_engine, make_plan
 from tests.engine.scheduler.scheduled import make_request as make_short
-from tests.engine.test_limits import Queue, make_request
 from tests.engine.test_loop import StuckRunner
 
 WAIT_S = 20
@@ -29,46 +27,89 @@ WAIT_S = 20
 @asynccontextmanager
 async def client_for(runner: FakeRunner | None = None, **keys: Any) -> AsyncIterator[Any]:
     plan = plan_for(max_running_requests=1, max_position=4096, **({"kv_tokens": 8192} | keys))
-    runner = runner or FakeRunner(plan.page_size)
-    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB)
-    client = LocalEngineClient(engine, None)
+    client = LocalEngineClient(make_engine(plan, runner), None)
     try:
         yield client
     finally:
         client.close()
 
 
+def make_request(name: str, num_tokens: int) -> Request:
+    sampling = SamplingParams(max_tokens=3000, temperature=0.0)
+    return Request(request_id=name, prompt_ids=[1] * num_tokens, sampling=sampling)
+
+
+class Queue:
+    """Requests of which the first runs and the others wait."""
+
+    def __init__(self, client: LocalEngineClient) -> None:
+        self._client = client
+        self._streams: list[AsyncGenerator[Output, None]] = []
+        self._firsts: list[asyncio.Future[Output]] = []
+
+    async def enter(self, name: str, num_tokens: int) -> asyncio.Future[Output]:
+        stream = self._client.generate(make_request(name, num_tokens))
+        first = asyncio.ensure_future(anext(stream))
+        self._streams.append(stream)
+        self._firsts.append(first)
+        await asyncio.sleep(0)
+        return first
+
+    async def leave(self) -> None:
+        await self._client.abort(None)
+        await asyncio.gather(*self._firsts, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+
+@asynccontextmanager
+async def queue_for(**keys: Any) -> AsyncIterator[tuple[Any, Queue]]:
+    """Make a client and its queue, of which one request runs already."""
+    async with client_for(**keys) as client:
+        queue = Queue(client)
+        await (await queue.enter("running", 4))
+        yield client, queue
+        await queue.leave()
+
+
 @pytest.mark.observes("engine.max_queued_requests")
 @pytest.mark.parametrize("most", [0, 2])
 async def test_no_more_requests_wait_than_may(most: int) -> None:
-    async with client_for(max_queued_requests=most) as client:
-        queue = Queue(client)
-        await (await queue.enter("running", 4))
+    async with queue_for(max_queued_requests=most) as (_, queue):
         waiting = [await queue.enter(f"w{number}", 4) for number in range(most)]
         beyond = await queue.enter("beyond", 4)
 
         assert not any(first.done() for first in waiting)
         with pytest.raises(QueueFull, match=f"the limit is {1 + most}"):
             beyond.result()
-        await queue.leave()
 
 
 @pytest.mark.observes("engine.max_queued_tokens")
-@pytest.mark.parametrize(("most", "is_refused"), [(10, True), (12, False)])
-async def test_no_more_tokens_wait_than_may(most: int, is_refused: bool) -> None:
-    async with client_for(max_queued_tokens=most) as client:
-        queue = Queue(client)
-        await (await queue.enter("running", 4))
-        await queue.enter("waits", 6)
-        second = await queue.enter("second", 6)
+async def test_no_more_tokens_wait_than_may() -> None:
+    async with queue_for(max_queued_tokens=24) as (_, queue):
+        await queue.enter("half", 20)
+        fits = await queue.enter("fits", 4)
+        beyond = await queue.enter("beyond", 1)
 
-        assert second.done() == is_refused
-        await queue.leave()
+        assert not fits.done()
+        with pytest.raises(QueueFull, match="24 tokens are queued; with 1 more") as caught:
+            beyond.result()
+        assert caught.value.limit == "max_queued_tokens"
+        assert caught.value.retry_after_s >= 1
+
+
+async def test_a_single_prompt_of_any_length_may_wait() -> None:
+    async with queue_for(max_queued_tokens=24) as (client, queue):
+        waiting = await queue.enter("waiting", 240)
+
+        assert not waiting.done()
+        names = ("waiting", "running", "unknown")
+        assert [await client.is_waiting(name) for name in names] == [True, False, False]
 
 
 @pytest.mark.observes("engine.step_timeout_s")
 async def test_a_step_that_takes_longer_than_it_may_ends_the_engine() -> None:
-    runner = StuckRunner(4)
+    runner = StuckRunner()
     async with client_for(runner, step_timeout_s=0.1) as client:
         stream = client.generate(make_request("r", 4))
         async with asyncio.timeout(WAIT_S):

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from remora.configs.errors import EngineError, StepTimeout
-from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput, StepPlan
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+from tests.engine.fakes import FakeRunner, expected_output, make_engine
 
 WAIT_S = 30
 
@@ -24,9 +23,11 @@ class Probe:
         self.finished = threading.Event()
         self.failed = threading.Event()
         self.error: EngineError | None = None
-        engine = Engine(make_plan(), runner, eos_token_ids=[0], vocab_size=VOCAB)
         self.loop = EngineLoop(
-            engine, deliver=self.deliver, on_failure=self.fail, step_timeout_s=step_timeout_s
+            make_engine(runner=runner),
+            deliver=self.deliver,
+            on_failure=self.fail,
+            step_timeout_s=step_timeout_s,
         )
         self.loop.start()
 
@@ -49,18 +50,13 @@ class Probe:
 class StuckRunner(FakeRunner):
     """Never comes back from a step until released."""
 
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
+    def __init__(self) -> None:
+        super().__init__()
         self.release = threading.Event()
 
     def begin(self, plan: StepPlan) -> None:
         self.release.wait(WAIT_S)
         super().begin(plan)
-
-
-@pytest.fixture
-def runner() -> FakeRunner:
-    return FakeRunner(page_size=4)
 
 
 @pytest.fixture
@@ -92,7 +88,7 @@ def test_an_exception_in_a_step_is_reported_once_and_ends_the_loop(
 
 
 def test_a_hung_step_is_reported_by_the_watchdog() -> None:
-    runner = StuckRunner(page_size=4)
+    runner = StuckRunner()
     probe = Probe(runner, step_timeout_s=0.1)
     probe.submit([1], 2)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from remora.configs.errors import Unavailable
 from remora.engine.client import LocalEngineClient
-from remora.engine.engine import Engine
 from remora.engine.types import (
     FinishReason,
     Output,
@@ -19,18 +17,15 @@ from remora.engine.types import (
     SamplingParams,
     SequenceOutput,
 )
-from tests.engine.fakes import VOCAB, FakeRunner, make_plan
+from tests.engine.fakes import MakeClient
+from tests.engine.test_client import collect
 
 NUM_TOKENS = 12
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[LocalEngineClient]:
-    plan = make_plan(max_model_len=64, num_pages=32)
-    engine = Engine(plan, FakeRunner(page_size=4), eos_token_ids=[0], vocab_size=VOCAB)
-    client = LocalEngineClient(engine, None)
-    yield client
-    client.close()
+async def client(make_client: MakeClient) -> LocalEngineClient:
+    return make_client(max_model_len=64)
 
 
 class Notes(list[tuple[SequenceOutput, ...]]):
@@ -44,11 +39,6 @@ def make_request(given: Sequence[tuple[SequenceOutput, ...]], notes: Notes) -> R
     sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
     request = Request(request_id="r", prompt_ids=[1, 2, 3], sampling=sampling)
     return replace(request, resumption=Resumption(tuple(given), notes.take))
-
-
-async def collect(client: LocalEngineClient, request: Request) -> list[Output]:
-    async with asyncio.timeout(20):
-        return [output async for output in client.generate(request)]
 
 
 def ids_of(outputs: Sequence[Output]) -> list[int]:

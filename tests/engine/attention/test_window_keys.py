@@ -8,7 +8,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from tests.engine.configured import PAGE_BYTES, configured, plan_for
-from tests.engine.scheduler.scheduled import Harness, make_request
+from tests.engine.scheduler.scheduled import Harness
 
 MIXED = (None, 8, 8)  # windows of three layers
 ALL = (8, 8, 8)
@@ -17,7 +17,7 @@ SHORT: dict[str, Any] = {"kv_tokens": 256}
 
 def held_at_the_end(harness: Harness, num_tokens: int) -> tuple[int, int]:
     """Run a prompt; return the pages held before its last token, of either kind."""
-    harness.engine.add(make_request("r", [1] * num_tokens, 2))
+    harness.add("r", [1] * num_tokens, 2)
     held = (0, 0)
     while harness.engine.has_work:
         harness.step()

@@ -6,7 +6,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from tests.engine.configured import PAGE_BYTES, configured, plan_for
-from tests.engine.scheduler.scheduled import Harness, make_request
+from tests.engine.scheduler.scheduled import Harness
 
 UNSIZED = ("kv_tokens",)
 
@@ -14,7 +14,7 @@ UNSIZED = ("kv_tokens",)
 def ask(harness: Harness, token: int, *, num_tokens: int = 8, name: str = "r") -> int:
     """Run a request of equal tokens; return how many of them were cached."""
     before = harness.engine.stats().cached_tokens_total
-    harness.engine.add(make_request(f"{name} {len(harness.ends)}", [token] * (num_tokens + 1), 1))
+    harness.add(f"{name} {len(harness.ends)}", [token] * (num_tokens + 1), 1)
     harness.run()
     return harness.engine.stats().cached_tokens_total - before
 

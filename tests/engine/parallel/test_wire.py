@@ -21,8 +21,9 @@ from remora.engine.parallel.wire import (
     encode_logits,
     encode_step,
 )
-from remora.engine.types import RowInit, SamplingParams, StepPlan
+from remora.engine.types import SamplingParams, StepPlan
 from tests.engine.parallel.plans import as_sent, make_steps
+from tests.engine.sampling.sampled import make_row
 
 
 def sent(frame: bytes) -> Message:
@@ -84,13 +85,7 @@ def test_a_step_that_is_cut_short_or_too_long_is_refused(step: Step, count: int)
 
 
 def test_secrets_of_a_request_stay_with_rank_0() -> None:
-    init = RowInit(
-        row=1,
-        token_ids=np.array([5], np.int64),
-        num_prompt_tokens=1,
-        seed=77,
-        sampling=SamplingParams(stop=("a stop string",)),
-    )
+    init = make_row(1, [5], seed=77, stop=("a stop string",))
     empty = np.empty(0, np.int32)
     plan = StepPlan(
         step_id=3,

@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from remora.engine.runner.inputs import InputBatch, StepInputs
-from remora.engine.types import RowInit, SamplingParams, StepPlan
+from remora.engine.types import StepPlan
+from tests.engine.sampling.sampled import make_row
 
 MAX_ROWS, MAX_TOKENS, PAGE_SIZE = 4, 40, 8
-
-
-def make_row(row: int, token_ids: list[int]) -> RowInit:
-    return RowInit(
-        row=row,
-        token_ids=np.array(token_ids, dtype=np.int64),
-        num_prompt_tokens=len(token_ids),
-        seed=0,
-        sampling=SamplingParams(),
-    )
 
 
 def make_plan(rows: list[tuple[int, int, int, bool]]) -> StepPlan:

@@ -50,7 +50,7 @@ def test_a_row_that_stops_runs_one_wasted_step_whose_token_is_dropped() -> None:
 
 def test_a_row_whose_length_is_known_runs_no_wasted_step() -> None:
     harness = Harness(overlap=True)
-    harness.engine.add(make_request("a", [1, 2, 1], 4))
+    harness.add("a", [1, 2, 1], 4)
 
     harness.run()
 
@@ -60,7 +60,7 @@ def test_a_row_whose_length_is_known_runs_no_wasted_step() -> None:
 
 def test_a_step_is_begun_before_the_one_before_is_known() -> None:
     harness = Harness(overlap=True)
-    harness.engine.add(make_request("a", [1, 2], 3))
+    harness.add("a", [1, 2], 3)
 
     outputs = [harness.engine.step() for _ in range(4)]
 
@@ -74,8 +74,7 @@ def test_the_last_step_is_drained_although_nobody_runs() -> None:
     prompt = [1, 2]
     harness.engine.add(stopping_at(make_request("a", prompt), expected_output(prompt, 1)[0]))
 
-    harness.step()
-    harness.step()
+    harness.step(2)
 
     assert harness.ends["a", 0] is FinishReason.STOP
     assert harness.engine.has_work
@@ -87,11 +86,10 @@ def test_the_last_step_is_drained_although_nobody_runs() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_an_aborted_row_is_given_to_another_and_its_result_is_dropped(steps: int) -> None:
     harness = Harness(overlap=True, max_running_requests=1)
-    harness.engine.add(make_request("a", [1] * 5, 30))
-    for _ in range(steps):
-        harness.step()
-    harness.take(harness.engine.abort("a"))
-    harness.engine.add(make_request("b", [2] * 5, 6))
+    harness.add("a", [1] * 5, 30)
+    harness.step(steps)
+    harness.abort("a")
+    harness.add("b", [2] * 5, 6)
     num_tokens = len(harness.tokens["a", 0])
 
     harness.run()

@@ -6,7 +6,6 @@ mark, and from 10 on come the letters a to z, then some longer texts.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.engine import Engine
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import (
-    FinishReason,
-    MaskWords,
-    ReasoningBudget,
-    Request,
-    SamplingParams,
-    SequenceOutput,
-)
+from remora.engine.types import MaskWords, ReasoningBudget, Request, SamplingParams
 from tests.engine.fakes import make_plan
+from tests.engine.scheduler.scheduled import Harness
 
 EOS, MARK = 0, 1
 TEXTS = (
@@ -42,11 +34,6 @@ SPELLINGS = Spellings(VOCAB, lambda token_id: TEXTS[token_id].encode(), frozense
 def ids(*texts: str) -> list[int]:
     """The ids of these tokens."""
     return [TEXTS.index(text) for text in texts]
-
-
-def text_of(token_ids: list[int]) -> str:
-    """What the tokens spell."""
-    return "".join(TEXTS[token_id] for token_id in token_ids)
 
 
 @dataclass(frozen=True)
@@ -103,30 +90,24 @@ class ToyMatcher:
 
 
 class BrokenGrammar:
-    """Fails as foreign code does, after as many tokens as wanted."""
+    """A grammar and its matcher, which fails after as many tokens as wanted, as foreign code."""
 
     num_bytes = 0
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def matcher(self) -> BrokenMatcher:
-        return BrokenMatcher(self.after)
-
-
-class BrokenMatcher:
     is_complete = False
 
     def __init__(self, after: int) -> None:
-        self._left = after
+        self._after = after
+
+    def matcher(self) -> BrokenGrammar:
+        return BrokenGrammar(self._after)
 
     def fill(self, words: MaskWords) -> None:
-        if self._left == 0:
+        if self._after == 0:
             raise RuntimeError("boom")
         words.fill(-1)
 
     def accept(self, token_id: int) -> bool:
-        self._left -= 1
+        self._after -= 1
         return True
 
 
@@ -152,52 +133,32 @@ class MarkovForward:
         pass
 
 
-class ConstrainedEngine:
+class ConstrainedEngine(Harness):
     """An engine on the model above, and what came out of it per sequence."""
 
-    def __init__(self, **plan: object) -> None:
-        self.plan = make_plan(**plan)
+    def __init__(self, **changes: object) -> None:
+        plan = make_plan(**changes)
         table = InputBatch(
-            max_rows=self.plan.max_running_requests,
-            max_tokens=self.plan.max_sequence_tokens,
-            page_size=self.plan.page_size,
+            max_rows=plan.max_running_requests,
+            max_tokens=plan.max_sequence_tokens,
+            page_size=plan.page_size,
         )
         sampler = Sampler(
-            max_rows=self.plan.max_running_requests,
+            max_rows=plan.max_running_requests,
             vocab_size=VOCAB,
             eos_token_ids=[EOS],
             spellings=SPELLINGS,
         )
-        runner = LocalRunner(MarkovForward(), sampler, table)
-        self.engine = Engine(self.plan, runner, eos_token_ids=[EOS], vocab_size=VOCAB)
-        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.ends: dict[tuple[str, int], FinishReason] = {}
-        self.errors: dict[tuple[str, int], str] = {}
-        self.stops: dict[tuple[str, int], int | None] = {}
-
-    def take(self, outputs: list[SequenceOutput]) -> None:
-        for output in outputs:
-            key = output.request_id, output.index
-            self.tokens[key] += output.token_ids
-            if output.finish_reason is not None:
-                self.ends[key] = output.finish_reason
-                self.stops[key] = output.stop_token_id
-            if output.error is not None:
-                self.errors[key] = str(output.error)
+        super().__init__(made=plan, runner=LocalRunner(MarkovForward(), sampler, table))
 
     def run(self, max_steps: int = 3000) -> None:
         try:
-            for _ in range(max_steps):
-                if not self.engine.has_work:
-                    return
-                self.take(self.engine.step())
-                self.engine.check_integrity()
-            raise AssertionError("the engine makes no progress")
+            super().run(max_steps)
         finally:
             self.engine.close()
 
     def text(self, name: str, index: int = 0) -> str:
-        return text_of(self.tokens[name, index])
+        return "".join(TEXTS[token_id] for token_id in self.tokens[name, index])
 
 
 def make_request(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from remora.engine.sampling.sampler import (
-    Sampler,
-)
-from remora.engine.types import Grammar, ReasoningBudget, Request, RowInit, SamplingParams
+from remora.engine.sampling.sampler import Sampler
+from remora.engine.types import RowInit, SamplingParams
 
 MakeSampler = Callable[..., Sampler]
 
@@ -21,28 +19,18 @@ VOCAB_SIZE, EOS = 96, 5
 
 
 def make_row(
-    row: int,
-    prompt: list[int],
-    outputs: list[int] | None = None,
-    *,
-    seed: int = 1,
-    grammar: Grammar | None = None,
-    reasoning: ReasoningBudget | None = None,
-    **params: Any,
+    row: int, prompt: Sequence[int], outputs: Sequence[int] = (), *, seed: int = 1, **fields: Any
 ) -> RowInit:
+    """Make a row; `fields` as of RowInit and of SamplingParams."""
+    of_row = {name: fields.pop(name) for name in RowInit.__dataclass_fields__ if name in fields}
     return RowInit(
-        grammar=grammar,
-        reasoning=reasoning,
         row=row,
-        token_ids=np.array(prompt + (outputs or []), np.int64),
+        token_ids=np.array([*prompt, *outputs], np.int64),
         num_prompt_tokens=len(prompt),
         seed=seed,
-        sampling=SamplingParams(**params),
+        sampling=SamplingParams(**fields),
+        **of_row,
     )
-
-
-def make_request(**params: Any) -> Request:
-    return Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(**params))
 
 
 def make_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:

@@ -141,8 +141,8 @@ def test_a_constraint_that_leaves_no_token_ends_its_row_with_an_error() -> None:
 def test_an_aborted_row_leaves_nothing_to_the_next_one() -> None:
     engine = ConstrainedEngine(max_running_requests=1)
     engine.engine.add(make_request("gone", grammar=LOOP, max_tokens=100))
-    engine.take(engine.engine.step())
-    engine.take(engine.engine.abort("gone"))
+    engine.step()
+    engine.abort("gone")
     engine.engine.add(make_request("free"))
 
     engine.run()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT
 from remora.engine.types import ReasoningBudget
 from tests.engine.sampling.constrained import EOS as END_OF_SEQUENCE
-from tests.engine.sampling.constrained import VOCAB, BrokenGrammar, ToyGrammar, ids
+from tests.engine.sampling.constrained import VOCAB, BrokenGrammar, ToyGrammar
 from tests.engine.sampling.sampled import (
     PARAMS,
     MakeSampler,
@@ -21,18 +20,6 @@ from tests.engine.sampling.sampled import (
     make_row,
     rows,
 )
-
-
-def test_a_request_that_bans_all_that_its_grammar_allows_is_to_blame_itself(
-    make_sampler: MakeSampler,
-) -> None:
-    sampler = make_sampler()
-    stops = tuple(ids("a"))
-    grammar = ToyGrammar(("a",))
-    sampler.add_row(make_row(0, [1], grammar=grammar, min_tokens=2, stop_token_ids=stops))
-
-    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {0: NO_TOKEN_LEFT}
-
 
 WORD = ToyGrammar(("ab", "cd", "ef"))
 
@@ -51,13 +38,13 @@ def test_rows_without_a_constraint_get_bit_for_bit_what_they_get_without_constra
     make_sampler: MakeSampler, params: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     num_free, num_rows = len(params), len(params) + len(CONSTRAINED)
-    mixed, free = make_sampler(vocab_size=VOCAB), make_sampler(vocab_size=VOCAB)
-    in_vocab = [p | {"logit_bias": {3: 2.0, 40: -100.0}} for p in params]
-    for row, row_params in enumerate(in_vocab):
-        mixed.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-        free.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-    for row, constraint in enumerate(CONSTRAINED, num_free):
-        mixed.add_row(make_row(row, [1], seed=row, **constraint))
+    free_rows = [make_row(row, [1, 3, row], seed=row, **each) for row, each in enumerate(params)]
+    constrained = [
+        make_row(row, [1], seed=row, **constraint)
+        for row, constraint in enumerate(CONSTRAINED, num_free)
+    ]
+    free = make_sampler(*free_rows, vocab_size=VOCAB)
+    mixed = make_sampler(*free_rows, *constrained, vocab_size=VOCAB)
 
     for step in range(3):
         logits = make_logits(step, num_rows, VOCAB)
@@ -77,16 +64,9 @@ def test_rows_without_a_constraint_get_bit_for_bit_what_they_get_without_constra
 def test_a_mask_comes_before_bias_and_logprobs_stay_those_of_the_model(
     make_sampler: MakeSampler,
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(
-        make_row(
-            0,
-            [1],
-            temperature=0.0,
-            allowed_token_ids=(20, 30),
-            logit_bias={30: 5.0, 50: 90.0},
-            logprobs=1,
-        )
+    bias = {30: 5.0, 50: 90.0}
+    sampler = make_sampler(
+        make_row(0, [1], temperature=0.0, allowed_token_ids=(20, 30), logit_bias=bias, logprobs=1)
     )
     logits = make_peak(40, 20)
     expected = logits.log_softmax(1)
@@ -99,8 +79,8 @@ def test_a_mask_comes_before_bias_and_logprobs_stay_those_of_the_model(
 
 
 def test_a_grammar_of_nothing_ends_at_once_whatever_is_banned(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler(vocab_size=VOCAB)
-    sampler.add_row(make_row(0, [1], grammar=ToyGrammar(()), min_tokens=5))
+    empty = make_row(0, [1], grammar=ToyGrammar(()), min_tokens=5)
+    sampler = make_sampler(empty, vocab_size=VOCAB)
 
     sampled = sampler.sample(make_logits(0, 1, VOCAB), rows(0))
 
@@ -111,9 +91,9 @@ def test_a_grammar_of_nothing_ends_at_once_whatever_is_banned(make_sampler: Make
 def test_a_row_whose_constraint_fails_on_its_token_is_reported_and_no_other(
     make_sampler: MakeSampler,
 ) -> None:
-    sampler = make_sampler(vocab_size=VOCAB)
-    sampler.add_row(make_row(0, [1], grammar=WORD))
-    sampler.add_row(make_row(1, [1], grammar=BrokenGrammar(after=0)))
+    grammars = (WORD, BrokenGrammar(after=0))
+    inits = [make_row(row, [1], grammar=grammar) for row, grammar in enumerate(grammars)]
+    sampler = make_sampler(*inits, vocab_size=VOCAB)
 
     sampled = sampler.sample(make_logits(0, 2, VOCAB), rows(0, 1))
 

@@ -13,20 +13,25 @@ import pytest
 from remora.engine.sampling import constraint_thread
 from remora.engine.sampling.constraint_thread import ConstraintThread
 from remora.engine.sampling.grammar_masks import RowMasks
-from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
+from remora.engine.types import MaskWords, RowFault
 from tests.engine.sampling.constrained import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
+from tests.engine.sampling.sampled import make_row
 
 ROWS = np.array([0, 1], np.int32)
 
 
 class SlowMatcher:
-    """Waits, in whichever thread it is asked, until it is let go."""
+    """A grammar and its matcher, which waits for `let_go` in whichever thread fills its mask."""
 
     is_complete = False
+    num_bytes = 0
 
     def __init__(self, let_go: threading.Event) -> None:
         self.let_go = let_go
         self.threads: list[str] = []
+
+    def matcher(self) -> SlowMatcher:
+        return self
 
     def fill(self, words: MaskWords) -> None:
         self.threads.append(threading.current_thread().name)
@@ -37,36 +42,17 @@ class SlowMatcher:
         return True
 
 
-class OneMatcher:
-    num_bytes = 0
-
-    def __init__(self, matcher: SlowMatcher) -> None:
-        self._matcher = matcher
-
-    def matcher(self) -> SlowMatcher:
-        return self._matcher
-
-
 def make_masks(*grammars: object) -> RowMasks:
     masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], spellings=SPELLINGS)
     for row, grammar in enumerate(grammars):
-        masks.add_row(
-            RowInit(
-                row=row,
-                token_ids=np.array([10], np.int64),
-                num_prompt_tokens=1,
-                seed=0,
-                sampling=SamplingParams(),
-                grammar=grammar,  # type: ignore[arg-type]
-            )
-        )
+        masks.add_row(make_row(row, [10], grammar=grammar))
     return masks
 
 
 def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
     let_go = threading.Event()
     matcher = SlowMatcher(let_go)
-    masks = make_masks(OneMatcher(matcher))
+    masks = make_masks(matcher)
 
     masks.begin(ROWS[:1])
     let_go.set()  # the caller got here, so it was not kept waiting
@@ -99,13 +85,11 @@ def test_lines_are_those_of_the_rows_that_are_restricted() -> None:
 
 
 def test_a_row_that_failed_when_it_started_has_no_token_until_it_is_dropped() -> None:
-    class Unmatched:
-        num_bytes = 0
-
-        def matcher(self) -> SlowMatcher:
+    class Unmatched(ToyGrammar):
+        def matcher(self) -> Any:
             raise RuntimeError("no matcher")
 
-    masks = make_masks(None, Unmatched())
+    masks = make_masks(None, Unmatched(()))
 
     taken = masks.take(ROWS)
     ends = masks.accept(ROWS, np.array([10, 11]))
@@ -143,7 +127,7 @@ def test_a_panic_of_native_code_ends_its_row_alone(
         raise Panic("boom")
 
     monkeypatch.setattr(matcher, fails, panic)
-    masks = make_masks(OneMatcher(matcher), ToyGrammar(("a",)))
+    masks = make_masks(matcher, ToyGrammar(("a",)))
 
     masks.take(ROWS)
     ends = masks.accept(ROWS, np.array([10, ids("a")[0]]))
@@ -153,12 +137,18 @@ def test_a_panic_of_native_code_ends_its_row_alone(
     assert ends.completed == {1}
 
 
+def spin(let_go: threading.Event) -> bool:
+    """Keep the processor busy until it is let go."""
+    while not let_go.is_set():
+        pass
+    return True
+
+
 class HangingMatcher(SlowMatcher):
     """Keeps the processor busy until it is let go, and writes then."""
 
     def fill(self, words: MaskWords) -> None:
-        while not self.let_go.is_set():
-            pass
+        spin(self.let_go)
         words.fill(7)
 
 
@@ -171,7 +161,7 @@ def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
     quick.set()
     matchers: list[SlowMatcher] = [SlowMatcher(quick) for _ in range(3)]
     matchers[place] = HangingMatcher(let_go)
-    masks = make_masks(*map(OneMatcher, matchers))
+    masks = make_masks(*matchers)
     all_rows = np.arange(3, dtype=np.int32)
 
     masks.begin(all_rows)
@@ -243,14 +233,9 @@ def test_a_thread_that_is_left_has_only_what_others_leave(
 def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.05)
     let_go = threading.Event()
-
-    class Hanging(ToyGrammar):
-        def matcher(self) -> Any:
-            matcher = super().matcher()
-            monkeypatch.setattr(matcher, "accept", lambda _: spin(let_go))
-            return matcher
-
-    masks = make_masks(Hanging(("a",)), ToyGrammar(("a",)))
+    hanging = SlowMatcher(let_go)
+    monkeypatch.setattr(hanging, "accept", lambda _: spin(let_go))
+    masks = make_masks(hanging, ToyGrammar(("a",)))
 
     ends = masks.accept(ROWS, np.array([ids("a")[0], ids("a")[0]]))
     let_go.set()
@@ -258,9 +243,3 @@ def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.Monk
     assert ends.failed.keys() == {0}
     assert ends.completed == {1}
     masks.close()
-
-
-def spin(let_go: threading.Event) -> bool:
-    while not let_go.is_set():
-        pass
-    return True

@@ -80,16 +80,8 @@ def test_a_class_has_a_life_for_each_row_and_is_told_of_its_tokens() -> None:
 
 def test_it_sees_what_bans_and_penalties_have_left() -> None:
     sampler = make_sampler()
-    sampler.add_row(
-        make_row(
-            0,
-            [1],
-            temperature=0.0,
-            min_tokens=3,
-            custom_logit_processor="only",
-            custom_params={"id": EOS},
-        )
-    )
+    asked: Any = {"custom_logit_processor": "only", "custom_params": {"id": EOS}}
+    sampler.add_row(make_row(0, [1], temperature=0.0, min_tokens=3, **asked))
     sampled = sampler.sample(make_logits(1), rows(0))
     assert 0 in sampled.bad_rows  # the only token that it lets through is banned
 

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from remora.configs.errors import InvalidSampling
-from remora.engine.sampling.sampler import (
-    check_token_ids,
-    uniforms,
-)
+from remora.engine.sampling.sampler import check_token_ids, uniforms
 from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, SamplingKernels, describe
+from tests.engine.sampling.constrained import ToyGrammar, ids, make_request
 from tests.engine.sampling.sampled import (
     EOS,
     PARAMS,
@@ -24,7 +22,6 @@ from tests.engine.sampling.sampled import (
     MakeSampler,
     make_logits,
     make_peak,
-    make_request,
     make_row,
     rows,
 )
@@ -33,8 +30,7 @@ from tests.engine.sampling.sampled import (
 def test_greedy_takes_the_greatest_logit_and_the_lowest_id_among_equals(
     make_sampler: MakeSampler,
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(2, [1], temperature=0.0))
+    sampler = make_sampler(make_row(2, [1], temperature=0.0))
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, [60, 30]] = 4.0
 
@@ -46,17 +42,31 @@ def test_greedy_takes_the_greatest_logit_and_the_lowest_id_among_equals(
     assert not sampled.logprobs
 
 
-@pytest.mark.parametrize("bias", [1e300, -1e300])
-def test_an_enormous_bias_at_a_tiny_temperature_decides_and_breaks_nothing(
-    make_sampler: MakeSampler, bias: float
+MIN_TOKENS = {"min_tokens": 2, "stop_token_ids": (7,)}
+
+
+@pytest.mark.parametrize(
+    ("params", "falling", "expected"),
+    [
+        ({"temperature": 1e-40, "logit_bias": {20: 1e300}}, (20, 40), [20] * 3),
+        ({"temperature": 1e-40, "logit_bias": {20: -1e300}}, (20, 40), [40] * 3),
+        ({"frequency_penalty": 1.5}, (20, 40), [20, 40, 20]),  # counts what the step before chose
+        (MIN_TOKENS, (EOS, 7, 40), [40, 40, EOS]),
+        (MIN_TOKENS | {"ignore_eos": True}, (EOS, 7, 40), [40, 40, EOS]),
+    ],
+)
+def test_edits_decide_which_of_the_greatest_logits_is_taken(
+    make_sampler: MakeSampler,
+    params: dict[str, Any],
+    falling: tuple[int, ...],
+    expected: list[int],
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(0, [1], temperature=1e-40, logit_bias={20: bias}))
+    sampler = make_sampler(make_row(0, [1], **({"temperature": 0.0} | params)))
 
-    sampled = sampler.sample(make_peak(20, 40), rows(0))
+    steps = [sampler.sample(make_peak(*falling), rows(0)) for _ in expected]
 
-    assert sampled.token_ids.tolist() == [20 if bias > 0 else 40]
-    assert not sampled.bad_rows
+    assert [step.token_ids.item() for step in steps] == expected
+    assert not any(step.bad_rows for step in steps)
 
 
 @settings(deadline=None)
@@ -69,8 +79,9 @@ def test_an_enormous_bias_at_a_tiny_temperature_decides_and_breaks_nothing(
 def test_repetition_penalty_equals_transformers(
     make_sampler: MakeSampler, seed: int, prompt: list[int], outputs: list[int], penalty: float
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(0, prompt, outputs, temperature=0.0, repetition_penalty=penalty))
+    sampler = make_sampler(
+        make_row(0, prompt, outputs, temperature=0.0, repetition_penalty=penalty)
+    )
     logits = make_logits(seed)
     expected = RepetitionPenaltyLogitsProcessor(penalty=penalty)(
         torch.tensor([prompt + outputs]), logits.clone()
@@ -89,8 +100,7 @@ def test_repetition_penalty_equals_transformers(
 def test_presence_and_frequency_penalties_count_output_only(
     make_sampler: MakeSampler, prompt: list[int], outputs: list[int]
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(
+    sampler = make_sampler(
         make_row(0, prompt, outputs, temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     )
     logits = make_logits(3)
@@ -102,39 +112,14 @@ def test_presence_and_frequency_penalties_count_output_only(
     torch.testing.assert_close(logits, expected)
 
 
-def test_sampled_tokens_are_penalised_from_the_next_step_on(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(0, [1], temperature=0.0, frequency_penalty=1.5))
-
-    chosen = [sampler.sample(make_peak(20, 40), rows(0)).token_ids.item() for _ in range(4)]
-
-    assert chosen == [20, 40, 20, 40]
-
-
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_min_tokens_bans_every_stop_id_until_reached(
-    make_sampler: MakeSampler, ignore_eos: bool
-) -> None:
-    sampler = make_sampler()
-    sampler.add_row(
-        make_row(0, [1], temperature=0.0, min_tokens=2, stop_token_ids=(7,), ignore_eos=ignore_eos)
-    )
-
-    chosen = [sampler.sample(make_peak(EOS, 7, 40), rows(0)).token_ids.item() for _ in range(3)]
-
-    assert chosen == [40, 40, EOS]
-
-
 @settings(max_examples=40, deadline=None)
 @given(params=st.lists(PARAMS, min_size=1, max_size=6), data=st.data())
 def test_a_row_gets_the_same_tokens_alone_as_in_any_company_and_order(
     make_sampler: MakeSampler, params: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     num_steps, num_rows = 6, len(params)
-    together, alone = make_sampler(), make_sampler()
-    for row, row_params in enumerate(params):
-        together.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-        alone.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
+    inits = [make_row(row, [1, 3, row], seed=row, **each) for row, each in enumerate(params)]
+    together, alone = make_sampler(*inits), make_sampler(*inits)
 
     for step in range(num_steps):
         logits = make_logits(step, num_rows)
@@ -151,31 +136,18 @@ def test_a_row_gets_the_same_tokens_alone_as_in_any_company_and_order(
 def test_a_resumed_row_goes_on_as_an_undisturbed_one(
     make_sampler: MakeSampler, params: dict[str, Any], num_before: int
 ) -> None:
-    num_steps, prompt = 10, [1, 3, 4]
-    undisturbed, preempted, resumed = make_sampler(), make_sampler(), make_sampler()
-    undisturbed.add_row(make_row(0, prompt, **params))
-    preempted.add_row(make_row(3, prompt, **params))
-    expected = [
-        undisturbed.sample(make_logits(step), rows(0)).token_ids.item() for step in range(num_steps)
-    ]
+    def sample(row: int, outputs: list[int], steps: range) -> list[int]:
+        sampler = make_sampler(make_row(row, [1, 3, 4], outputs, **params))
+        return [sampler.sample(make_logits(step), rows(row)).token_ids.item() for step in steps]
 
-    before = [
-        preempted.sample(make_logits(step), rows(3)).token_ids.item() for step in range(num_before)
-    ]
-    resumed.add_row(make_row(7, prompt, before, **params))
-    after = [
-        resumed.sample(make_logits(step), rows(7)).token_ids.item()
-        for step in range(num_before, num_steps)
-    ]
+    before = sample(3, [], range(num_before))
 
-    assert before + after == expected
+    assert before + sample(7, before, range(num_before, 10)) == sample(0, [], range(10))
 
 
 def test_a_row_that_starts_anew_keeps_nothing_of_the_old_one(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler()
-    sampler.add_row(
-        make_row(0, [1], temperature=0.0, logit_bias={40: 50.0}, min_tokens=9, logprobs=3)
-    )
+    old = make_row(0, [1], temperature=0.0, logit_bias={40: 50.0}, min_tokens=9, logprobs=3)
+    sampler = make_sampler(old)
     sampler.sample(make_peak(20), rows(0))
     sampler.drop_row(0)
     sampler.add_row(make_row(0, [1], temperature=0.0))
@@ -187,9 +159,8 @@ def test_a_row_that_starts_anew_keeps_nothing_of_the_old_one(make_sampler: MakeS
 
 
 def test_the_seed_decides(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler()
-    for row, seed in enumerate([11, 11, 2**64 - 1]):
-        sampler.add_row(make_row(row, [1], seed=seed))
+    seeds = (11, 11, 2**64 - 1)
+    sampler = make_sampler(*(make_row(row, [1], seed=seed) for row, seed in enumerate(seeds)))
 
     steps = [sampler.sample(torch.zeros(3, VOCAB_SIZE), rows(0, 1, 2)).token_ids for _ in range(12)]
 
@@ -201,9 +172,11 @@ def test_the_seed_decides(make_sampler: MakeSampler) -> None:
 def test_sampled_tokens_follow_the_distribution(make_sampler: MakeSampler) -> None:
     probs = np.array([0.02, 0.3, 0.08, 0.2, 0.15, 0.05, 0.1, 0.1])
     num_rows, num_steps = 400, 50
-    sampler = make_sampler(num_rows, len(probs))
-    for row in range(num_rows):
-        sampler.add_row(make_row(row, [1], seed=row))
+    sampler = make_sampler(
+        *(make_row(row, [1], seed=row) for row in range(num_rows)),
+        max_rows=num_rows,
+        vocab_size=len(probs),
+    )
     logits = torch.from_numpy(np.log(probs)).float().repeat(num_rows, 1)
 
     tokens = [
@@ -237,10 +210,8 @@ def test_sequences_of_related_seeds_do_not_overlap() -> None:
 
 
 def test_a_row_that_is_not_finite_is_reported_and_harms_no_other(make_sampler: MakeSampler) -> None:
-    sampler, clean = make_sampler(), make_sampler()
-    for row in range(4):
-        sampler.add_row(make_row(row, [1], seed=row, top_p=0.9, min_tokens=1))
-        clean.add_row(make_row(row, [1], seed=row, top_p=0.9, min_tokens=1))
+    inits = [make_row(row, [1], seed=row, top_p=0.9, min_tokens=1) for row in range(4)]
+    sampler, clean = make_sampler(*inits), make_sampler(*inits)
     logits = make_logits(0, 4)
     broken = logits.clone()
     broken[1, EOS] = torch.nan
@@ -253,9 +224,17 @@ def test_a_row_that_is_not_finite_is_reported_and_harms_no_other(make_sampler: M
     assert sampled.token_ids[[0, 3]].tolist() == expected.token_ids[[0, 3]].tolist()
 
 
-def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(0, [1], min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE))))
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": tuple(range(VOCAB_SIZE))},
+        {"stop_token_ids": tuple(ids("a")), "grammar": ToyGrammar(("a",))},
+    ],
+)
+def test_a_row_with_every_token_banned_is_reported(
+    make_sampler: MakeSampler, params: dict[str, Any]
+) -> None:
+    sampler = make_sampler(make_row(0, [1], min_tokens=2, **params))
 
     assert sampler.sample(make_logits(0), rows(0)).bad_rows == {0: NO_TOKEN_LEFT}
 
@@ -263,10 +242,11 @@ def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) ->
 def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
     make_sampler: MakeSampler,
 ) -> None:
-    sampler = make_sampler()
-    sampler.add_row(make_row(0, [1], temperature=0.0, logprobs=3, logit_bias={40: 100.0}))
-    sampler.add_row(make_row(1, [1], temperature=0.0))
-    sampler.add_row(make_row(2, [1], temperature=2.0, logprobs=0))
+    sampler = make_sampler(
+        make_row(0, [1], temperature=0.0, logprobs=3, logit_bias={40: 100.0}),
+        make_row(1, [1], temperature=0.0),
+        make_row(2, [1], temperature=2.0, logprobs=0),
+    )
     logits = make_logits(4, 3)
     expected = logits.log_softmax(1)
 
@@ -308,6 +288,6 @@ def test_prompt_logprobs_describe_the_tokens_that_follow(kernels: SamplingKernel
 )
 def test_tokens_that_the_model_lacks_are_refused(params: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidSampling, match="0 to 95") as caught:
-        check_token_ids(make_request(**params), VOCAB_SIZE)
+        check_token_ids(make_request("r", **params), VOCAB_SIZE)
 
     assert caught.value.param == field

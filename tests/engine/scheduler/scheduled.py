@@ -7,14 +7,14 @@ or swapped pages show as wrong output.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from hypothesis import strategies as st
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
-from remora.engine.engine import Engine
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
-from tests.engine.fakes import VOCAB, FakeRunner, make_plan
+from tests.engine.fakes import FakeRunner, make_engine, make_plan
 
 TWO_SLOTS = LoRASlotConfig(num_slots=2, max_rank=1, targets=())
 
@@ -27,46 +27,46 @@ def make_request(
     prompt: list[int],
     max_tokens: int = 5,
     *,
-    priority: int = 0,
-    salt: str = "",
     n: int = 1,
     prompt_logprobs: int | None = None,
-    adapter: int = 0,
+    **fields: Any,
 ) -> Request:
-    """A greedy request."""
+    """Make a greedy request; `fields` as of Request."""
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=n, prompt_logprobs=prompt_logprobs
     )
-    return Request(
-        request_id=name,
-        prompt_ids=prompt,
-        sampling=sampling,
-        priority=priority,
-        cache_salt=salt,
-        lora_id=adapter,
-    )
+    return Request(request_id=name, prompt_ids=prompt, sampling=sampling, **fields)
 
 
 class Harness:
-    """An engine, and what came out of it per sequence."""
+    """An engine, and what came out of it per sequence.
+
+    runner:  instead of the fake model
+    """
 
     def __init__(
-        self, *, overlap: bool = False, made: EnginePlan | None = None, **plan: object
+        self,
+        *,
+        overlap: bool = False,
+        made: EnginePlan | None = None,
+        runner: Any = None,
+        **plan: object,
     ) -> None:
         self.plan = made or make_plan(**plan)
-        room = self.plan.windows
-        shape = self.plan.page_size, None if room is None else room.window
-        self.runner = FakeRunner(*shape)
-        self.engine = Engine(
-            self.plan,
-            self.runner,
-            eos_token_ids=[0],
-            vocab_size=VOCAB,
-            overlap=overlap,
-        )
+        window = self.plan.windows.window if self.plan.windows else None
+        self.runner = runner or FakeRunner(self.plan.page_size, window)
+        self.engine = make_engine(self.plan, self.runner, overlap=overlap)
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.stops: dict[tuple[str, int], int | None] = {}
+        self.errors: dict[tuple[str, int], str] = {}
+
+    def add(self, name: str, prompt: list[int], max_tokens: int = 5, **fields: Any) -> None:
+        self.engine.add(make_request(name, prompt, max_tokens, **fields))
+
+    def abort(self, name: str) -> None:
+        self.take(self.engine.abort(name))
 
     def take(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -75,13 +75,16 @@ class Harness:
             self.tokens[key] += output.token_ids
             self.scored[key] += [t for p in output.prompt_logprobs for t in p.token_ids.tolist()]
             if output.finish_reason is not None:
-                self.ends[key] = output.finish_reason
+                self.ends[key], self.stops[key] = output.finish_reason, output.stop_token_id
+            if output.error is not None:
+                self.errors[key] = str(output.error)
 
-    def step(self) -> None:
-        self.take(self.engine.step())
-        self.engine.check_integrity()
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.take(self.engine.step())
+            self.engine.check_integrity()
 
-    def run(self, max_steps: int = 2000) -> None:
+    def run(self, max_steps: int = 3000) -> None:
         for _ in range(max_steps):
             if not self.engine.has_work:
                 return

@@ -38,10 +38,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=PROMPTS,
         max_tokens=st.integers(1, 40),
         priority=st.integers(0, 3),
-        salt=st.sampled_from(["", "x"]),
+        cache_salt=st.sampled_from(["", "x"]),
         n=st.integers(1, 3),
         prompt_logprobs=st.sampled_from([None, 0]),
-        adapter=st.integers(0, 4),
+        lora_id=st.integers(0, 4),
     )
     def add(self, prompt: list[int], max_tokens: int, **fields: Any) -> None:
         name = f"r{len(self.requests)}"
@@ -51,15 +51,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
-        for _ in range(count):
-            self.harness.step()
+        self.harness.step(count)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.requests)))
         self.aborted.add(name)
-        self.harness.take(self.harness.engine.abort(name))
+        self.harness.abort(name)
+        indexes = range(self.requests[name].sampling.n)
+        assert {(name, index) for index in indexes} <= self.harness.ends.keys()
 
     @rule()
     def flush(self) -> None:
@@ -132,29 +133,18 @@ def test_output_does_not_depend_on_chunks_budget_or_cache(
     harness = Harness(prefill_chunk_tokens=chunk, max_step_tokens=budget, prefix_cache=prefix_cache)
 
     for number, prompt in enumerate(prompts):
-        harness.engine.add(make_request(f"r{number}", prompt, 6))
+        harness.add(f"r{number}", prompt, 6)
     harness.run()
 
     for number, prompt in enumerate(prompts):
         assert harness.tokens[f"r{number}", 0] == expected_output(prompt, 6)
 
 
-def test_prefill_and_decode_share_a_step() -> None:
-    harness = Harness()
-    harness.engine.add(make_request("short", [1, 2], 20))
-    harness.step()
-    harness.engine.add(make_request("long", [3] * 20, 2))
-
-    harness.step()
-
-    assert harness.runner.plans[-1].num_tokens.tolist() == [1, 8]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_long_requests_that_do_not_fit_together_all_finish_by_preemption(overlap: bool) -> None:
     harness = Harness(overlap=overlap, num_pages=16, max_step_tokens=64, conservativeness=0.1)
     for number in range(8):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * 6, 50))
+        harness.add(f"r{number}", [number + 1] * 6, 50)
 
     harness.run()
 
@@ -165,41 +155,14 @@ def test_long_requests_that_do_not_fit_together_all_finish_by_preemption(overlap
 
 def test_siblings_share_the_pages_of_their_prompt() -> None:
     harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
-    harness.engine.add(make_request("r", list(range(1, 18)), 4, n=3))
-    harness.step()
-    harness.step()
+    harness.add("r", list(range(1, 18)), 4, n=3)
+    harness.step(2)
 
     stats = harness.engine.stats()
 
     assert stats.num_running == 3
     assert stats.cached_tokens_total == 2 * 16
     assert stats.num_held_pages == 4 + 3
-
-
-def test_a_repeated_prompt_is_found_in_the_cache() -> None:
-    harness = Harness()
-    harness.engine.add(make_request("first", list(range(1, 14)), 3))
-    harness.run()
-    harness.engine.add(make_request("again", list(range(1, 14)), 3))
-
-    harness.run()
-
-    assert harness.engine.stats().cached_tokens_total == 12
-    assert harness.tokens["again", 0] == harness.tokens["first", 0]
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_abort_gives_the_pages_back_in_every_state(steps: int) -> None:
-    harness = Harness()
-    harness.engine.add(make_request("r", [1] * 20, 30, n=2))
-    for _ in range(steps):
-        harness.step()
-
-    harness.take(harness.engine.abort("r"))
-
-    assert set(harness.ends.values()) == {FinishReason.ABORT}
-    assert harness.engine.stats().num_held_pages == 0
-    assert not harness.engine.has_work
 
 
 def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
@@ -213,24 +176,12 @@ def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
     assert harness.ends["r", 0] is FinishReason.LENGTH
 
 
-def test_a_row_without_finite_logits_ends_alone() -> None:
-    harness = Harness()
-    harness.engine.add(make_request("bad", [1, 2, 3], 4))
-    harness.engine.add(make_request("good", [4, 5, 6], 4))
-    harness.runner.bad_rows = {0}
-
-    harness.run()
-
-    assert harness.ends["bad", 0] is FinishReason.ABORT
-    assert harness.tokens["good", 0] == expected_output([4, 5, 6], 4)
-
-
 def test_a_scored_prompt_that_is_cached_already_still_fits() -> None:
     harness = Harness(num_pages=8, max_model_len=64, max_step_tokens=64, prefill_chunk_tokens=64)
     prompt = list(range(1, 18))
-    harness.engine.add(make_request("first", prompt, 2))
+    harness.add("first", prompt, 2)
     harness.run()
-    harness.engine.add(make_request("scored", prompt, 15, prompt_logprobs=0))
+    harness.add("scored", prompt, 15, prompt_logprobs=0)
 
     harness.run()
 
@@ -243,8 +194,8 @@ def test_equal_prompts_in_flight_survive_a_shortage() -> None:
         num_pages=12, max_step_tokens=64, prefill_chunk_tokens=64, conservativeness=0.1
     )
     prompt = list(range(1, 18))
-    harness.engine.add(make_request("short", prompt, 2))
-    harness.engine.add(make_request("long", prompt, 31))
+    harness.add("short", prompt, 2)
+    harness.add("long", prompt, 31)
 
     harness.run()
 
@@ -253,12 +204,11 @@ def test_equal_prompts_in_flight_survive_a_shortage() -> None:
 
 def test_nobody_is_preempted_in_vain() -> None:
     harness = Harness(max_running_requests=2, priority_preemption_gap=0, num_pages=32)
-    harness.engine.add(make_request("high", [1] * 60, 40, priority=5))
-    harness.engine.add(make_request("low", [2] * 8, 20))
-    for _ in range(12):
-        harness.step()
+    harness.add("high", [1] * 60, 40, priority=5)
+    harness.add("low", [2] * 8, 20)
+    harness.step(12)
     assert harness.engine.stats().num_running == 2
-    harness.engine.add(make_request("urgent", [3] * 60, 10, priority=4))
+    harness.add("urgent", [3] * 60, 10, priority=4)
 
     harness.step()
 
@@ -267,7 +217,7 @@ def test_nobody_is_preempted_in_vain() -> None:
 
 def test_only_the_first_of_n_scores_the_prompt() -> None:
     harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
-    harness.engine.add(make_request("r", list(range(1, 33)), 1, n=4, prompt_logprobs=0))
+    harness.add("r", list(range(1, 33)), 1, n=4, prompt_logprobs=0)
 
     harness.run()
 
@@ -278,7 +228,7 @@ def test_only_the_first_of_n_scores_the_prompt() -> None:
 
 def test_siblings_that_cannot_borrow_do_not_wait() -> None:
     harness = Harness(prefix_cache=False, max_step_tokens=64)
-    harness.engine.add(make_request("r", [1] * 8, 2, n=4))
+    harness.add("r", [1] * 8, 2, n=4)
 
     harness.step()
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop, Stepping
 from remora.engine.scheduler.admission_order import MAX_PASSED
 from remora.engine.types import Request, SamplingParams
 from tests.engine.configured import configured, plan_for
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output
+from tests.engine.fakes import expected_output, make_engine
 from tests.engine.scheduler.scheduled import Harness, make_request
 
 WAIT_S = 30
@@ -33,7 +32,7 @@ def started(harness: Harness) -> list[int]:
 def behind_one_that_runs(**keys: Any) -> Harness:
     """Make an engine with a single row, which is taken."""
     harness = configured(max_running_requests=1, **keys)
-    harness.engine.add(make_request("first", [49], 3))
+    harness.add("first", [49], 3)
     harness.step()
     return harness
 
@@ -41,7 +40,7 @@ def behind_one_that_runs(**keys: Any) -> Harness:
 def warm(harness: Harness, *prompts: list[int]) -> None:
     """Put prompts into the prefix cache."""
     for number, prompt in enumerate(prompts):
-        harness.engine.add(make_request(f"warm {number}", prompt, 1))
+        harness.add(f"warm {number}", prompt, 1)
         harness.run()
 
 
@@ -55,7 +54,7 @@ def test_longest_cached_prefix_first() -> None:
         harness = configured(max_running_requests=1, schedule_policy=policy)
         warm(harness, [1] * 4, [2] * 12, [3] * 8)
         for token in (9, 1, 3, 2):
-            harness.engine.add(make_request(f"r{token}", [token] * 13, 2))
+            harness.add(f"r{token}", [token] * 13, 2)
         harness.run()
         orders[policy] = started(harness)[3:]
 
@@ -77,7 +76,7 @@ def test_prefixes_that_many_share_are_served_together() -> None:
         "other": [5, 5],
     }
     for name, prompt in prompts.items():
-        harness.engine.add(make_request(name, prompt, 2))
+        harness.add(name, prompt, 2)
 
     harness.step()
 
@@ -86,22 +85,12 @@ def test_prefixes_that_many_share_are_served_together() -> None:
     assert order == ["branch 4", "branch 4 too", "branch 3", "stem", "rare", "other"]
 
 
-def test_longest_output_first() -> None:
-    harness = behind_one_that_runs(schedule_policy="lof")
-    for token, count in ((1, 5), (2, 9), (3, 7)):
-        harness.engine.add(make_request(f"r{token}", [token], count))
-
-    harness.run()
-
-    assert started(harness)[1:] == [2, 3, 1]
-
-
 def test_random_order_is_that_of_the_seed() -> None:
     orders = []
     for seed in (1, 1, 2):
         harness = behind_one_that_runs(schedule_policy="random", random_seed=seed)
         for token in range(1, 13):
-            harness.engine.add(make_request(f"r{token}", [token], 2))
+            harness.add(f"r{token}", [token], 2)
         harness.run()
         orders.append(started(harness)[1:])
 
@@ -109,23 +98,13 @@ def test_random_order_is_that_of_the_seed() -> None:
     assert sorted(orders[2]) == list(range(1, 13)) != orders[2]
 
 
-def test_priority_comes_before_the_policy() -> None:
-    harness = behind_one_that_runs(schedule_policy="lof")
-    harness.engine.add(make_request("long", [1], 9))
-    harness.engine.add(make_request("urgent", [2], 2, priority=1))
-
-    harness.run()
-
-    assert started(harness)[1:] == [2, 1]
-
-
 def test_a_policy_passes_nobody_over_for_ever() -> None:
     harness = behind_one_that_runs(schedule_policy="lof")
-    harness.engine.add(make_request("short", [1], 2))
+    harness.add("short", [1], 2)
     numbers = itertools.count()
     while ("short", 0) not in harness.ends:
         for _ in range(2):
-            harness.engine.add(make_request(f"long {next(numbers)}", [2], 4))
+            harness.add(f"long {next(numbers)}", [2], 4)
         harness.step()
 
     assert started(harness).index(1) == 1 + MAX_PASSED
@@ -135,16 +114,19 @@ def test_a_policy_passes_nobody_over_for_ever() -> None:
 @pytest.mark.parametrize(
     ("keys", "order"),
     [
-        ({"use_priorities": True}, [2, 1]),
-        ({"use_priorities": False}, [1, 2]),
-        ({"low_priority_first": True}, [1, 2]),
-        ({"low_priority_first": False}, [2, 1]),
+        ({}, [2, 1, 3]),
+        ({"use_priorities": True}, [2, 1, 3]),
+        ({"use_priorities": False}, [1, 2, 3]),
+        ({"low_priority_first": True}, [1, 3, 2]),
+        ({"low_priority_first": False}, [2, 1, 3]),
+        ({"schedule_policy": "lof"}, [2, 3, 1]),
+        ({"schedule_policy": "lof", "use_priorities": False}, [3, 1, 2]),
     ],
 )
-def test_priorities_may_be_ignored_or_reversed(keys: dict[str, bool], order: list[int]) -> None:
+def test_priorities_may_be_ignored_or_reversed(keys: dict[str, Any], order: list[int]) -> None:
     harness = behind_one_that_runs(**keys)
-    harness.engine.add(make_request("low", [1], 2))
-    harness.engine.add(make_request("high", [2], 2, priority=9))
+    for token, max_tokens, priority in ((1, 5, 0), (2, 2, 9), (3, 7, 0)):
+        harness.add(f"r{token}", [token], max_tokens, priority=priority)
 
     harness.run()
 
@@ -155,7 +137,7 @@ def test_priorities_may_be_ignored_or_reversed(keys: dict[str, bool], order: lis
 @pytest.mark.parametrize(("gap", "preempted"), [(None, 0), (2, 1), (3, 0)])
 def test_preemption_needs_more_than_the_gap(gap: int | None, preempted: int) -> None:
     harness = behind_one_that_runs(priority_preemption_gap=gap)
-    harness.engine.add(make_request("urgent", [1], 2, priority=3))
+    harness.add("urgent", [1], 2, priority=3)
 
     harness.run()
 
@@ -166,10 +148,9 @@ def test_preemption_needs_more_than_the_gap(gap: int | None, preempted: int) -> 
 def test_who_gives_way_keeps_what_it_has_computed_while_memory_lasts() -> None:
     harness = behind_one_that_runs(priority_preemption_gap=0)
     harness.run()
-    harness.engine.add(make_request("low", [2] * 8, 20))
-    for _ in range(6):
-        harness.step()
-    harness.engine.add(make_request("urgent", [3] * 4, 3, priority=1))
+    harness.add("low", [2] * 8, 20)
+    harness.step(6)
+    harness.add("urgent", [3] * 4, 3, priority=1)
 
     harness.run()
 
@@ -196,7 +177,7 @@ def test_a_step_has_no_more_rows_and_tokens_than_it_may(
 ) -> None:
     harness = configured(**keys)
     for number in range(8):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * length, 4))
+        harness.add(f"r{number}", [number + 1] * length, 4)
 
     harness.run()
 
@@ -220,7 +201,7 @@ def test_prompts_have_chunks_and_budgets_of_their_own(
 ) -> None:
     harness = configured(**keys)
     for number, length in enumerate(lengths):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * length, 4))
+        harness.add(f"r{number}", [number + 1] * length, 4)
 
     harness.run()
 
@@ -232,8 +213,8 @@ def test_a_prompt_that_may_not_be_divided_waits_for_room() -> None:
     harness = configured(
         chunked_prefill=False, max_step_tokens=128, without=("prefill_chunk_tokens",), kv_tokens=512
     )
-    for name, prompt in (("long", [1] * 100), ("short", [2] * 30)):
-        harness.engine.add(make_request(name, prompt, 2))
+    harness.add("long", [1] * 100, 2)
+    harness.add("short", [2] * 30, 2)
 
     harness.run()
 
@@ -260,9 +241,9 @@ def test_steps_must_hold_prompts_that_may_not_be_divided() -> None:
 )
 def test_prompts_may_have_steps_of_their_own(mixed: bool, steps: list[list[int]]) -> None:
     harness = configured(mixed_steps=mixed)
-    harness.engine.add(make_request("decodes", [1, 2], 5 if mixed else 4))
+    harness.add("decodes", [1, 2], 5 if mixed else 4)
     harness.step()
-    harness.engine.add(make_request("prompt", [3] * 16, 3))
+    harness.add("prompt", [3] * 16, 3)
 
     harness.run()
 
@@ -274,16 +255,16 @@ def test_prompts_may_have_steps_of_their_own(mixed: bool, steps: list[list[int]]
 @pytest.mark.parametrize(("interval", "waited"), [(1, 0), (4, 3)])
 def test_a_busy_engine_looks_at_the_queue_every_so_many_steps(interval: int, waited: int) -> None:
     harness = configured(admission_interval_steps=interval)
-    harness.engine.add(make_request("runs", [1], 20))
+    harness.add("runs", [1], 20)
     harness.step()
-    harness.engine.add(make_request("waits", [2], 2))
-    for _ in range(waited):
+    harness.add("waits", [2], 2)
+
+    seen = []
+    for _ in range(waited + 1):
         harness.step()
-        assert harness.engine.stats().num_waiting == 1
+        seen.append(harness.engine.stats().num_waiting)
 
-    harness.step()
-
-    assert harness.engine.stats().num_waiting == 0
+    assert seen == [1] * waited + [0]
 
 
 @pytest.mark.observes("engine.admission_interval_s")
@@ -293,26 +274,24 @@ def test_a_busy_engine_looks_at_the_queue_every_so_many_seconds(
 ) -> None:
     now = itertools.count(step=0.25)
     plan = plan_for(admission_interval_s=interval_s)
-    runner = FakeRunner(plan.page_size)
-    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB, clock=lambda: next(now))
+    engine = make_engine(plan, clock=lambda: next(now))
     engine.add(make_request("runs", [1], 60))
     engine.step()
     engine.add(make_request("waits", [2], 2))
 
-    engine.step()
-    seen = engine.stats().num_waiting
-    for _ in range(20):
+    seen = []
+    for _ in range(21):
         engine.step()
+        seen.append(engine.stats().num_waiting)
 
-    assert seen == num_waiting
-    assert engine.stats().num_waiting == 0
+    assert (seen[0], seen[-1]) == (num_waiting, 0)
 
 
 @pytest.mark.observes("engine.poll_interval_steps")
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_busy_engine_takes_in_what_arrives_every_so_many_steps(interval: int) -> None:
     plan = plan_for(poll_interval_steps=interval, kv_tokens=4096)
-    engine = Engine(plan, FakeRunner(plan.page_size), eos_token_ids=[0], vocab_size=VOCAB)
+    engine = make_engine(plan)
     seen: list[int] = []
     done = threading.Event()
 
@@ -343,19 +322,6 @@ def test_a_busy_engine_takes_in_what_arrives_every_so_many_steps(interval: int) 
 # -- what is reserved for output -------------------------------------------------------------
 
 
-def num_started_together(**keys: Any) -> int:
-    """Return how many of four start at once: 4 tokens each, and up to 60, where 128 fit."""
-    harness = configured(**keys)
-    for number in range(4):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * 4, 60))
-    harness.step()
-    together = harness.engine.stats().num_running
-    harness.run()
-    for number in range(4):
-        assert harness.tokens[f"r{number}", 0] == expected_output([number + 1] * 4, 60)
-    return together
-
-
 LOW = {"schedule_conservativeness": 0.1}
 
 
@@ -384,7 +350,16 @@ LOW = {"schedule_conservativeness": 0.1}
     ],
 )
 def test_fewer_start_together_the_more_is_reserved(keys: dict[str, Any], together: int) -> None:
-    assert num_started_together(**keys) == together
+    """Of four requests with 4 tokens each and outputs of 60, where 128 tokens fit."""
+    harness = configured(**keys)
+    for number in range(4):
+        harness.add(f"r{number}", [number + 1] * 4, 60)
+    harness.step()
+
+    assert harness.engine.stats().num_running == together
+    harness.run()
+    for number in range(4):
+        assert harness.tokens[f"r{number}", 0] == expected_output([number + 1] * 4, 60)
 
 
 # -- contradictions --------------------------------------------------------------------------

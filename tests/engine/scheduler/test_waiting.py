@@ -14,16 +14,6 @@ from tests.engine.fakes import VOCAB
 from tests.engine.scheduler.scheduled import Harness, make_request
 
 
-def test_urgent_requests_start_first_and_equals_in_order_of_arrival() -> None:
-    harness = Harness(max_running_requests=1, max_step_tokens=16)
-    for name, priority in (("a", 0), ("b", 0), ("c", 5)):
-        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
-
-    harness.run()
-
-    assert [name for name, _ in harness.ends] == ["c", "a", "b"]
-
-
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
@@ -50,10 +40,10 @@ def test_empty_prompts_foreign_tokens_and_repeated_ids_are_refused(
     name: str, prompt: list[int], param: str
 ) -> None:
     harness = Harness()
-    harness.engine.add(make_request("r", [1]))
+    harness.add("r", [1])
 
     with pytest.raises(InvalidRequest) as caught:
-        harness.engine.add(make_request(name, prompt))
+        harness.add(name, prompt)
 
     assert caught.value.param == param
 
@@ -61,7 +51,7 @@ def test_empty_prompts_foreign_tokens_and_repeated_ids_are_refused(
 def test_a_prompt_under_way_counts_whole_in_the_estimate() -> None:
     harness = Harness(max_step_tokens=16, prefill_chunk_tokens=8)
     for name in ("a", "b"):
-        harness.engine.add(make_request(name, [ord(name) % 40] * 80, 1))
+        harness.add(name, [ord(name) % 40] * 80, 1)
 
     harness.run()
 
@@ -70,8 +60,8 @@ def test_a_prompt_under_way_counts_whole_in_the_estimate() -> None:
 
 def test_what_fits_together_starts_together() -> None:
     harness = Harness(max_step_tokens=128, prefill_chunk_tokens=128)
-    harness.engine.add(make_request("a", [1] * 70, 2))
-    harness.engine.add(make_request("b", [2] * 8, 2))
+    harness.add("a", [1] * 70, 2)
+    harness.add("b", [2] * 8, 2)
 
     harness.step()
 
@@ -80,14 +70,13 @@ def test_what_fits_together_starts_together() -> None:
 
 def test_queued_tokens_are_what_is_left_to_compute_before_all_decode() -> None:
     harness = Harness(max_running_requests=1, max_step_tokens=8, prefill_chunk_tokens=8)
-    harness.engine.add(make_request("a", list(range(1, 21)), 3))
-    harness.engine.add(make_request("b", [5] * 6, 1))
+    harness.add("a", list(range(1, 21)), 3)
+    harness.add("b", [5] * 6, 1)
     assert harness.engine.stats().num_queued_tokens == 26
 
     harness.step()
     assert harness.engine.stats().num_queued_tokens == 12 + 6
-    harness.step()
-    harness.step()
+    harness.step(2)
     assert harness.engine.stats().num_queued_tokens == 6  # a decodes
 
     harness.run()
@@ -96,13 +85,13 @@ def test_queued_tokens_are_what_is_left_to_compute_before_all_decode() -> None:
 
 def test_what_is_cached_is_not_queued() -> None:
     harness = Harness(max_running_requests=1)
-    harness.engine.add(make_request("first", [2] * 10, 1))
+    harness.add("first", [2] * 10, 1)
     harness.run()
-    harness.engine.add(make_request("blocks", [9], 20))
+    harness.add("blocks", [9], 20)
     harness.step()
 
-    harness.engine.add(make_request("again", [2] * 10, 1))
-    harness.engine.add(make_request("other tenant", [2] * 10, 1, salt="x"))
+    harness.add("again", [2] * 10, 1)
+    harness.add("other tenant", [2] * 10, 1, cache_salt="x")
 
     assert harness.engine.stats().num_queued_tokens == 2 + 10
 
@@ -110,18 +99,17 @@ def test_what_is_cached_is_not_queued() -> None:
 def test_siblings_queue_their_prompt_once() -> None:
     harness = Harness()
 
-    harness.engine.add(make_request("r", [2] * 8, 1, n=3))
+    harness.add("r", [2] * 8, 1, n=3)
 
     assert harness.engine.stats().num_queued_tokens == 8 + 1 + 1
 
 
 def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
     harness = Harness(max_running_requests=1, priority_preemption_gap=0, prefix_cache=False)
-    harness.engine.add(make_request("low", [2] * 8, 20))
-    for _ in range(4):
-        harness.step()
+    harness.add("low", [2] * 8, 20)
+    harness.step(4)
     produced = len(harness.tokens["low", 0])
-    harness.engine.add(make_request("urgent", [3] * 4, 20, priority=1))
+    harness.add("urgent", [3] * 4, 20, priority=1)
 
     harness.step()
 
@@ -136,12 +124,12 @@ def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
 
     def add_popular() -> None:  # of different lengths: one of them runs at any time
         number = next(numbers)
-        harness.engine.add(make_request(f"{number}", [1] * 3, 3 + number % 5, adapter=1))
+        harness.add(f"{number}", [1] * 3, 3 + number % 5, lora_id=1)
 
     for _ in range(8):
         add_popular()
     harness.step()
-    harness.engine.add(make_request("rare", [2] * 3, 4, adapter=2))
+    harness.add("rare", [2] * 3, 4, lora_id=2)
     while ("rare", 0) not in harness.ends:
         add_popular()
         harness.step()
