@@ -12,8 +12,14 @@ import pytest
 import torch
 
 import remora.kernels.dispatch
-from tests.kernels.gpu.devices import INTERPRETED
+from tests.kernels.gpu.devices import DEVICES, INTERPRETED
 from tests.kernels.gpu.interpreter import quicken
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Return "cpu" where kernels are interpreted, and "cuda" on a GPU."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session", autouse=True)

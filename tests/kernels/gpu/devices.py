@@ -29,7 +29,6 @@ DEVICES = [
         ],
     ),
 ]
-on_devices = pytest.mark.parametrize("device", DEVICES)
 interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
 
 
@@ -37,6 +36,11 @@ def on_gpu(test: Callable[..., None]) -> Any:
     """Mark a test that runs on a GPU only."""
     is_absent = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
     return pytest.mark.gpu(is_absent(test))
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a tensor without memory, for launches that are only compiled."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:

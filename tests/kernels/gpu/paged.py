@@ -90,11 +90,11 @@ class Paged:
 def make_paged(
     lengths: Sequence[int],
     *,
-    page_size: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
     device: str,
+    page_size: int = 16,
+    num_kv_heads: int = 1,
+    head_dim: int = 16,
+    dtype: torch.dtype = torch.float32,
     scaled: bool = False,
 ) -> Paged:
     """Fill rows with random elements; slots of no row are NaN, or whatever is worst in 8 bits."""
@@ -130,53 +130,46 @@ def attend_rows(
     num_tokens, num_heads, head_dim = query.shape
     shape = num_tokens, num_heads + 5, head_dim
     wide = poisoned(*shape, dtype=query.dtype, device=str(query.device))
-    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)
+    wide_query = torch.cat((wide[:, :1], query, wide[:, :2]), dim=1)[:, 1:-2]
     out = wide[:, 3:-2]
-    rows = (
-        (paged.tables, paged.lengths) if starts is None else (paged.tables, starts, paged.lengths)
-    )
-    given = (attend_decode_paged if starts is None else attend_extend)(
-        wide_query[:, 1:-2],
-        paged.kv_pages,
-        *rows,
-        kv_scales=paged.kv_scales,
-        out=out,
-        **{"scale": head_dim**-0.5, "window": None, **options},
-    )
+    options = {"scale": head_dim**-0.5, "window": None, **options}
+    options |= {"kv_scales": paged.kv_scales, "out": out}
+    rows = (paged.lengths,) if starts is None else (starts, paged.lengths)
+    attend = attend_decode_paged if starts is None else attend_extend
+    given = attend(wide_query, paged.kv_pages, paged.tables, *rows, **options)
     assert given is out
     assert wide[:, :3].isnan().all()
     assert wide[:, -2:].isnan().all()
     return out
 
 
-def starts_of(rows: list[Row], first: int, device: str) -> Tensor:
+def starts_of(rows: Sequence[Row], first: int, device: str) -> Tensor:
     counts = [count for count, _ in rows]
     return torch.tensor(list(accumulate(counts, initial=first)), dtype=torch.int32, device=device)
 
 
 def check_rows(
-    rows: list[Row],
+    rows: Sequence[Row],
     *,
     decodes: bool,
     heads: tuple[int, int] = (2, 1),
-    head_dim: int = 16,
-    page_size: int = 16,
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
-    scaled: bool = False,
-    device: str = "cpu",
     with_sinks: bool = False,
     fixed_splits: tuple[bool, ...] = (False, True),
+    head_dim: int = 16,
+    page_size: int = 16,
+    scaled: bool = False,
+    device: str = "cpu",
     **options: Any,
 ) -> None:
     """Decode rows, or extend them between tokens of none; compare with torch in float64."""
     lengths = [length for _, length in rows]
     torch.manual_seed(sum(lengths))
-    num_heads, num_kv_heads = heads
     paged = make_paged(
         lengths,
         page_size=page_size,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=heads[1],
         head_dim=head_dim,
         dtype=kv_dtype or dtype,
         device=device,
@@ -184,24 +177,19 @@ def check_rows(
     )
     starts = starts_of(rows, 2, device)
     num_tokens = len(rows) if decodes else int(starts[-1]) + 3
-    query = torch.randn(num_tokens, num_heads, head_dim, device=device).to(dtype)
+    query = torch.randn(num_tokens, heads[0], head_dim, device=device).to(dtype)
     options = {"scale": 1.5 * head_dim**-0.5, "window": None, **options}
-    sinks = torch.randn(num_heads) * 3 if with_sinks else None
-    to = None if sinks is None else sinks.to(device)
+    sinks = torch.randn(heads[0]) * 3 if with_sinks else None
+    exact = {**paged.exact, **options, "sinks": sinks}
+    options["sinks"] = None if sinks is None else sinks.to(device)
 
     if decodes:
-        made = [
-            attend_rows(query, paged, sinks=to, fixed_split=is_fixed, **options)
-            for is_fixed in fixed_splits
-        ]
-        expected = attend_decode_paged_reference(
-            query.double().cpu(), **paged.exact, sinks=sinks, **options
-        )
+        made = [attend_rows(query, paged, fixed_split=each, **options) for each in fixed_splits]
+        expected = attend_decode_paged_reference(query.double().cpu(), **exact)
     else:
-        made = [attend_rows(query, paged, starts, sinks=to, **options)]
+        made = [attend_rows(query, paged, starts, **options)]
         expected = torch.full(query.shape, float("nan"), dtype=torch.float64)
-        options |= {"starts": starts.cpu(), "out": expected, "sinks": sinks}
-        attend_extend_reference(query.double().cpu(), **paged.exact, **options)
+        attend_extend_reference(query.double().cpu(), starts=starts.cpu(), out=expected, **exact)
 
     tolerance = (TOLERANCES if kv_dtype is None else NARROW_TOLERANCES)[dtype]
     for out in made:

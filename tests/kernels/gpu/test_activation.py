@@ -14,7 +14,7 @@ from remora.kernels.activation import (
     silu_and_mul,
     silu_and_mul_reference,
 )
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 
 # Twice half a unit in the last place: rounded before the product and after it. Of float32 the
 # exponential adds a few more.
@@ -57,7 +57,6 @@ def test_tokens_of_any_number_and_width_agree_with_torch(
     check((2 * torch.randn(num_tokens, 2 * dim)).to(dtype), gate)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("gate", GATES)
 def test_gates_of_any_size_agree_with_torch(device: str, dtype: torch.dtype, gate: str) -> None:
@@ -67,13 +66,11 @@ def test_gates_of_any_size_agree_with_torch(device: str, dtype: torch.dtype, gat
     check(torch.cat((gates, up)).to(device, dtype)[None], gate)
 
 
-@on_devices
 def test_rows_may_lie_in_a_wider_tensor(device: str) -> None:
     torch.manual_seed(0)
     check(torch.randn(3, 100, device=device)[:, 7:95], "silu")
 
 
-@on_devices
 def test_a_gate_that_is_not_a_number_shows(device: str) -> None:
     gate_up = torch.tensor([[float("nan"), 1.0, 1.0, 1.0]], device=device)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.kv_store import GREATEST, store_kv, store_kv_reference
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import interpreted_only, poisoned
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FP8 = torch.float8_e4m3fn
@@ -82,7 +82,6 @@ def test_tokens_land_in_their_slots_as_torch_puts_them(
     )
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -96,7 +95,6 @@ def test_heads_in_a_projection_are_stored(
     store_and_check(fused[:, 4:12], fused[:, 12:], slots, quantised or dtype, page_size=page_size)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
 def test_what_is_stored_is_finite(
@@ -113,7 +111,6 @@ def test_what_is_stored_is_finite(
     assert pages[:, [1, 0, 0], [1, 3, 0]].float().isfinite().all()
 
 
-@on_devices
 def test_every_number_of_e4m3_is_stored_as_itself_and_others_as_the_nearest(device: str) -> None:
     exact = torch.arange(0x7F, dtype=torch.uint8).view(FP8).float()
     middles = (exact[1:] + exact[:-1]) / 2
@@ -132,7 +129,6 @@ def test_every_number_of_e4m3_is_stored_as_itself_and_others_as_the_nearest(devi
     assert pages[0, 0, 0, 0].cpu().float()[is_zero].eq(0).all()
 
 
-@on_devices
 def test_heads_too_small_for_a_scale_become_zeros(device: str) -> None:
     heads = torch.full((1, 1, 8), 1e-38, device=device)
     pages, scales = make_pages(1, 1, heads, torch.int8)

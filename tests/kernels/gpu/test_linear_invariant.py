@@ -10,7 +10,7 @@ from torch import Tensor
 
 import remora.kernels.gpu.linear_invariant as kernels
 from remora.kernels.linear_invariant import linear_invariant
-from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned
 
 # Of sums of about one, rounded once.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -38,7 +38,6 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     torch.testing.assert_close(y.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 1100), (70, 128)])
 def test_products_agree_with_torch(device: str, dtype: torch.dtype, rows: int, inputs: int) -> None:
@@ -65,7 +64,6 @@ def test_ragged_products_agree_with_torch(
     check(x, weight, bias if has_bias else None)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_row_has_the_same_bits_in_any_company(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -78,7 +76,6 @@ def test_a_row_has_the_same_bits_in_any_company(device: str, dtype: torch.dtype)
         assert torch.equal(linear_invariant(others, weight, bias)[-1], together[rows - 1])
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_parts_have_the_same_bits_in_one_program_and_in_several(
     device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -103,7 +100,6 @@ def test_rows_of_a_models_size_have_the_same_bits_in_any_company() -> None:
     check(x[:100], weight, bias)
 
 
-@on_devices
 def test_shapes_and_types_that_do_not_fit_are_refused(device: str) -> None:
     x, weight, _ = random_case(2, 8, 16, torch.float32, device)
 

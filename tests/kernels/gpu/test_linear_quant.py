@@ -11,7 +11,7 @@ from torch import Tensor
 import remora.kernels.gpu.linear_quant as kernels
 from remora.kernels.linear_quant import linear_quant, linear_quant_reference
 from remora.kernels.quant_formats import QuantisedWeight
-from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned
 from tests.kernels.quantised_weights import MAKERS
 
 # Rows are quantised to the same bits, so what differs is the order of float32 sums, and the
@@ -46,7 +46,6 @@ def random_case(
     return MAKERS[name](outputs, inputs, device), x, torch.randn(outputs, device=device).to(dtype)
 
 
-@on_devices
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(
     ("rows", "inputs", "dtype"),
@@ -94,7 +93,6 @@ def test_ragged_products_agree_with_torch(
     check(weight, x, bias if has_bias else None)
 
 
-@on_devices
 @pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize(
     ("rows", "inputs", "dtype"),
@@ -117,7 +115,6 @@ def test_without_products_of_float8_rows_stay_as_they_are(
     check(weight, x, bias, expected=expected)
 
 
-@on_devices
 @pytest.mark.parametrize("name", MAKERS)
 def test_rows_may_be_parts_of_wider_ones(device: str, name: str) -> None:
     torch.manual_seed(0)
@@ -138,7 +135,6 @@ def test_products_of_a_models_size_agree_with_torch(name: str, rows: int) -> Non
     check(weight, x, bias)
 
 
-@on_devices
 @pytest.mark.parametrize("name", MAKERS)
 def test_shapes_that_do_not_fit_are_refused(device: str, name: str) -> None:
     weight, x, _ = random_case(name, 2, 16, 128, torch.float32, device)

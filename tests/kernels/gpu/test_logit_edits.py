@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remora.kernels.grammar_mask import mask_tokens, mask_tokens_on_device
 from remora.kernels.sampling import add_at, penalize
-from tests.kernels.gpu.devices import interpreted_only, on_devices
+from tests.kernels.gpu.devices import interpreted_only
 
 INF = float("inf")
 # A product that is added to a sum may be rounded once with it or twice: units of the last place, of
@@ -67,13 +67,11 @@ def test_entries_are_changed_and_nothing_else(num_rows: int, vocab_size: int, co
     edit_and_check("cpu", num_rows, vocab_size, count)
 
 
-@on_devices
 def test_many_entries_are_changed(device: str) -> None:
     torch.manual_seed(0)
     edit_and_check(device, 3, 2000, 1500)
 
 
-@on_devices
 def test_entries_of_no_row_are_passed_over(device: str) -> None:
     logits = torch.arange(12.0, device=device).view(2, 6)
     rows = torch.tensor([-1, 1, -1], device=device)
@@ -88,7 +86,6 @@ def test_entries_of_no_row_are_passed_over(device: str) -> None:
     assert torch.equal(logits.cpu(), expected)
 
 
-@on_devices
 def test_a_ban_leaves_a_logit_that_is_not_finite_to_be_noticed(device: str) -> None:
     logits = torch.tensor([[float("nan"), INF, 2.0]], device=device)
     rows, ids = torch.zeros(3, dtype=torch.int64, device=device), torch.arange(3, device=device)
@@ -99,7 +96,6 @@ def test_a_ban_leaves_a_logit_that_is_not_finite_to_be_noticed(device: str) -> N
     assert logits[0, 2] == -INF
 
 
-@on_devices
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 2047, 2100, 5000])
 def test_masked_tokens_are_lost_and_all_else_stays(device: str, vocab_size: int) -> None:
     rng = np.random.default_rng(vocab_size)
@@ -115,7 +111,6 @@ def test_masked_tokens_are_lost_and_all_else_stays(device: str, vocab_size: int)
     assert torch.equal(wide.cpu(), before)
 
 
-@on_devices
 def test_masks_of_no_row_are_passed_over_and_what_is_not_finite_stays_so(device: str) -> None:
     logits = torch.tensor([[1.0, 2.0], [float("nan"), INF]], device=device)
     lines = torch.tensor([-1, 1], device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remora.kernels import sampling
 from remora.kernels.device_sampling import token_logprobs_on_device
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 from tests.kernels.test_sampling import LOGPROB_TOLERANCE, make_logits
 
 
@@ -58,7 +58,6 @@ def test_tokens_are_described_as_torch_does(
     check(torch.from_numpy(logits), ids, num_top)
 
 
-@on_devices
 def test_equals_of_the_last_place_are_the_lowest_ids(device: str) -> None:
     logits = torch.zeros(1, 5000, device=device)
     logits[0, [4990, 30, 2500]] = 1.0
@@ -66,19 +65,16 @@ def test_equals_of_the_last_place_are_the_lowest_ids(device: str) -> None:
     check(logits, [77], 5)
 
 
-@on_devices
 def test_more_may_be_asked_for_than_there_are(device: str) -> None:
     torch.manual_seed(0)
     check(torch.randn(2, 7, device=device), [0, 6], 20)
 
 
-@on_devices
 def test_rows_may_lie_in_a_wider_tensor(device: str) -> None:
     torch.manual_seed(0)
     check(torch.randn(2, 300, device=device)[:, :250], [0, 249], 2)
 
 
-@on_devices
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_row_that_is_not_good_harms_no_others(device: str, poison: float) -> None:
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remora.kernels.lora import LowRankSlots, RowGroups
 from remora.kernels.row_tiles import RowTiles
-from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu
+from tests.kernels.gpu.devices import interpreted_only, on_gpu
 
 ROOT = Path(__file__).parents[3]
 # Of sums of about one; A x and the result are rounded to the format.
@@ -158,7 +158,6 @@ def test_what_is_looked_up_gets_what_torch_adds(case: Case) -> None:
     compare(y, expected, before, slots, rows)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 9, 150])
 def test_tiles_of_every_size_agree_with_torch(
@@ -177,7 +176,6 @@ def test_tiles_of_every_size_agree_with_torch(
     check(slots, torch.randint(0, 5, (num_rows,)).tolist())
 
 
-@on_devices
 @pytest.mark.parametrize(
     ("inputs", "parts", "ranks", "rows"),
     [
@@ -197,7 +195,6 @@ def test_long_inputs_and_large_ranks_agree_with_torch(
     check(slots, rows)
 
 
-@on_devices
 def test_rows_may_be_parts_of_wider_ones(device: str) -> None:
     torch.manual_seed(0)
     slots = make_slots([[3]], inputs=20, parts=[30], max_rank=4, dtype=torch.float32, device=device)
@@ -213,7 +210,6 @@ def test_rows_may_be_parts_of_wider_ones(device: str) -> None:
     assert torch.equal(y[:, 70:], before[:, 70:])
 
 
-@on_devices
 @pytest.mark.parametrize("rows", [[], [0], [0, 0, 0]])
 def test_a_step_without_adapters_changes_nothing(device: str, rows: list[int]) -> None:
     slots = make_slots([[2]], inputs=8, parts=[8], max_rank=2, dtype=torch.float32, device=device)
@@ -221,7 +217,6 @@ def test_a_step_without_adapters_changes_nothing(device: str, rows: list[int]) -
     check(slots, rows)
 
 
-@on_devices
 def test_tiles_without_rows_are_passed_over(device: str) -> None:
     """So that a captured graph may have as many tiles as a step needs at most."""
     torch.manual_seed(0)
@@ -239,7 +234,6 @@ def test_tiles_without_rows_are_passed_over(device: str) -> None:
     check(slots, rows, groups=RowGroups(tiles=more))
 
 
-@on_devices
 def test_a_slot_that_is_cleared_or_written_anew_is_known_to_the_kernels(device: str) -> None:
     torch.manual_seed(0)
     slots = make_slots(

@@ -18,7 +18,6 @@ from remora.kernels.moe_weights import ExpertWeight
 from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 from tests.kernels.gpu.devices import (
     interpreted_only,
-    on_devices,
     on_gpu,
     poisoned,
     poisoned_memory,
@@ -77,7 +76,6 @@ def check(
     return y
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (7, 5), (30, 2)])
 def test_experts_agree_with_torch(
@@ -90,7 +88,6 @@ def test_experts_agree_with_torch(
     check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=TOLERANCES[dtype])
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_biases_and_gates_with_limits_agree_with_torch(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -108,7 +105,6 @@ def test_biases_and_gates_with_limits_agree_with_torch(device: str, dtype: torch
     assert not torch.allclose(first, plain)
 
 
-@on_devices
 def test_a_row_may_be_the_same_bits_in_any_company(device: str) -> None:
     torch.manual_seed(0)
     gate_up, down = make_weights(2, 160, 48, torch.bfloat16, device)
@@ -121,7 +117,6 @@ def test_a_row_may_be_the_same_bits_in_any_company(device: str) -> None:
     assert torch.equal(together[:1], alone)
 
 
-@on_devices
 @pytest.mark.parametrize("tokens", [1, 6, 50, 90])
 def test_blocks_of_every_size_agree_with_torch(device: str, tokens: int) -> None:
     torch.manual_seed(tokens)
@@ -131,7 +126,6 @@ def test_blocks_of_every_size_agree_with_torch(device: str, tokens: int) -> None
     check(x, make_ids(tokens, 1, 1, device), gate_up, down, tolerance=3e-2)
 
 
-@on_devices
 @pytest.mark.parametrize(("tokens", "experts"), [(2, 3), (20, 2)])
 def test_float8_in_blocks_agrees_with_torch(device: str, tokens: int, experts: int) -> None:
     """Numbers near the middle of two of float8 may be rounded to the other one."""
@@ -163,7 +157,6 @@ def test_ragged_layers_agree_with_torch(
     check(torch.randn(tokens, hidden), ids, gate_up, down, tolerance=1e-5)
 
 
-@on_devices
 def test_ranks_that_hold_some_experts_make_the_sum_of_all(device: str) -> None:
     torch.manual_seed(0)
     gate_up, down = make_weights(6, 48, 32, torch.float32, device)
@@ -181,7 +174,6 @@ def test_ranks_that_hold_some_experts_make_the_sum_of_all(device: str) -> None:
     assert not parts[0][4].any()
 
 
-@on_devices
 def test_the_same_pairs_give_the_same_bits_in_rows_of_wider_memory(device: str) -> None:
     torch.manual_seed(0)
     gate_up, down = make_weights(4, 32, 16, torch.bfloat16, device)
@@ -196,7 +188,6 @@ def test_the_same_pairs_give_the_same_bits_in_rows_of_wider_memory(device: str) 
     assert torch.equal(first, again)
 
 
-@on_devices
 @settings(max_examples=12)
 @given(
     pairs=st.sampled_from([0, 1, 3, 40, MAX_FEW, MAX_FEW + 1, 2500]),
@@ -230,7 +221,6 @@ def test_pairs_are_sorted_by_expert_in_order(
     assert of_blocks[used:] == [-1] * (len(of_blocks) - used)
 
 
-@on_devices
 def test_weights_that_do_not_fit_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, ids = torch.randn(2, 128, device=device), make_ids(2, 1, 2, device)
     weights = torch.ones(2, 1, device=device)

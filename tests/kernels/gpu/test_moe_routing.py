@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remora.kernels.moe_routing import route, route_reference
 from remora.kernels.moe_rules import Routing
-from tests.kernels.gpu.devices import interpreted_only, on_devices
+from tests.kernels.gpu.devices import interpreted_only
 
 MODELS = {
     "Qwen3": (Routing(top_k=8), 128),
@@ -45,7 +45,6 @@ def apart(tokens: int, experts: int) -> Tensor:
     return (ranks / experts - 0.5) * 6 + torch.rand(tokens, 1)
 
 
-@on_devices
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_models_choose_as_torch_does(device: str, name: str, dtype: torch.dtype) -> None:
@@ -90,7 +89,6 @@ def test_any_number_of_groups_and_experts(
     check(apart(tokens, num_groups * of_group), routing, None)
 
 
-@on_devices
 def test_the_smaller_of_equal_experts_is_first(device: str) -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0, 0.0]], device=device)
 
@@ -100,7 +98,6 @@ def test_the_smaller_of_equal_experts_is_first(device: str) -> None:
     assert weights.sum().item() == pytest.approx(1)
 
 
-@on_devices
 def test_a_bias_decides_and_weighs_nothing(device: str) -> None:
     logits, bias = torch.zeros(1, 4, device=device), torch.zeros(4, device=device)
     bias[2] = -5.0
@@ -112,7 +109,6 @@ def test_a_bias_decides_and_weighs_nothing(device: str) -> None:
     assert weights.tolist() == [[0.5, 0.5]]
 
 
-@on_devices
 def test_logits_that_are_no_numbers_choose_experts_that_exist(device: str) -> None:
     logits = torch.full((2, 6), -torch.inf, device=device)
     logits[:, 1] = torch.nan

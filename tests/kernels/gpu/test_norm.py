@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 
 EPS = 1e-5
 # Twice half a unit in the last place: rounded before the weight and after it. Of float32 the sum
@@ -57,7 +57,6 @@ def test_rows_of_any_shape_agree_with_torch(shape: list[int], dim: int, dtype: t
     norm_and_check((3 * torch.randn(*shape, dim)).to(dtype))
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(
     "shape", [(0, 64), (1, 4096), (3, 576), (9, 2, 128), (2, 16384), (1, 32768)]
@@ -69,7 +68,6 @@ def test_rows_of_models_agree_with_torch(
     norm_and_check((3 * torch.randn(shape, device=device)).to(dtype))
 
 
-@on_devices
 def test_heads_in_a_wider_tensor_are_normalised_and_the_tensor_left_alone(device: str) -> None:
     torch.manual_seed(0)
     fused = torch.randn(5, 8 * 80 + 3, device=device)
@@ -85,7 +83,6 @@ def test_heads_in_a_wider_tensor_are_normalised_and_the_tensor_left_alone(device
     assert torch.equal(fused, before)
 
 
-@on_devices
 def test_a_residual_in_a_wider_tensor_is_changed_in_place_and_nothing_beside_it(
     device: str,
 ) -> None:
@@ -99,7 +96,6 @@ def test_a_residual_in_a_wider_tensor_is_changed_in_place_and_nothing_beside_it(
     assert torch.equal(wide, before)
 
 
-@on_devices
 def test_large_half_precision_values_do_not_overflow(device: str) -> None:
     x = torch.full((1, 64), 3e4, dtype=torch.float16, device=device)
 
@@ -108,7 +104,6 @@ def test_large_half_precision_values_do_not_overflow(device: str) -> None:
     assert normed.tolist() == torch.ones(1, 64).tolist()
 
 
-@on_devices
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: str) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(33, 100, device=device), torch.rand(100, device=device)

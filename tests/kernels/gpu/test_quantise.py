@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remora.kernels import quantise
 from remora.kernels.gpu.quantise import MAX_BLOCK
-from tests.kernels.gpu.devices import interpreted_only, on_devices
+from tests.kernels.gpu.devices import interpreted_only
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAKERS = {
@@ -33,7 +33,6 @@ def assert_same(made: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) ->
     assert torch.equal(made[1].cpu(), expected[1])
 
 
-@on_devices
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_are_quantised_to_the_bits_of_torch(
@@ -62,7 +61,6 @@ def test_rows_of_any_length_are_quantised(name: str, rows: int, inputs: int, see
     assert_same(make(x), reference(x))
 
 
-@on_devices
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_rows_that_no_program_holds_are_read_in_blocks(device: str, name: str) -> None:
     torch.manual_seed(0)
@@ -72,7 +70,6 @@ def test_rows_that_no_program_holds_are_read_in_blocks(device: str, name: str) -
     assert_same(make(x), reference(x.cpu()))
 
 
-@on_devices
 def test_every_number_of_float16_is_rounded_to_the_nearest_of_float8(device: str) -> None:
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     x = bits.view(torch.float16)
@@ -85,7 +82,6 @@ def test_every_number_of_float16_is_rounded_to_the_nearest_of_float8(device: str
     )
 
 
-@on_devices
 def test_rows_may_be_parts_of_wider_ones(device: str) -> None:
     torch.manual_seed(0)
     x = make_rows(3, 600, torch.bfloat16, device)[:, 130:430]
@@ -94,7 +90,6 @@ def test_rows_may_be_parts_of_wider_ones(device: str) -> None:
         assert_same(make(x), reference(x.cpu()))
 
 
-@on_devices
 def test_no_rows_are_quantised_to_none(device: str) -> None:
     x = torch.empty(0, 256, device=device)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.rope import apply_rope, apply_rope_reference
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 
 # Half a unit in the last place of sums of two products, which may cancel: relative to what is added
 # up, here numbers of at most about 4. Of float32 a product is rounded as well.
@@ -60,7 +60,6 @@ def test_heads_of_any_shape_agree_with_torch(
     rotate_and_check(x, pairs, interleaved=interleaved)
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remora.kernels.kv_store import GREATEST
 from remora.kernels.rope_store import rotate_and_store, rotate_and_store_reference
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 from tests.kernels.gpu.test_kv_store import as_bytes, make_pages
 from tests.kernels.gpu.test_rope import angles
 
@@ -136,7 +136,6 @@ def test_heads_of_any_shape_agree_with_torch(
     )
 
 
-@on_devices
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
 @pytest.mark.parametrize(

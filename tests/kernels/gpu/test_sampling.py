@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remora.kernels import sampling
 from remora.kernels.device_sampling import choose_on_device
-from tests.kernels.gpu.devices import interpreted_only, on_devices, on_gpu, poisoned_memory
+from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned_memory
 from tests.kernels.test_sampling import make_logits
 
 # Around blocks of 128 and segments of 2048, and beyond the candidates that a program holds of one.
@@ -147,7 +147,6 @@ EDGES = {
 }
 
 
-@on_devices
 @pytest.mark.parametrize("kind", ["peaked", "flat", "equal"])
 def test_edges_of_what_a_row_may_ask_for(device: str, kind: str) -> None:
     spread = {"peaked": 4.0, "flat": 0.05, "equal": 0.0}[kind]
@@ -160,7 +159,6 @@ def test_edges_of_what_a_row_may_ask_for(device: str, kind: str) -> None:
         check_row(line, row, token_id)
 
 
-@on_devices
 def test_tokens_are_those_of_the_torch_code(device: str) -> None:
     """Where no uniform is near a boundary; its own tests compare it with a full sort."""
     rng = np.random.default_rng(5)
@@ -186,7 +184,6 @@ def test_tokens_are_those_of_the_torch_code(device: str) -> None:
     assert ids == expected.tolist()
 
 
-@on_devices
 def test_equals_of_the_last_token_stay(device: str) -> None:
     logits = torch.full((4, 2100), -9.0, device=device)
     logits[:, [5, 700, 2099]] = 2.0
@@ -199,7 +196,6 @@ def test_equals_of_the_last_token_stay(device: str) -> None:
     assert ids == [5, 700, 1300, 2099]
 
 
-@on_devices
 @pytest.mark.parametrize("row", [Row(), Row(uniform=0.999, top_p=0.99), Row(temperature=0.0)])
 def test_banned_tokens_are_never_drawn(device: str, row: Row) -> None:
     logits = torch.full((1, 5000), float("-inf"), device=device)
@@ -208,7 +204,6 @@ def test_banned_tokens_are_never_drawn(device: str, row: Row) -> None:
     assert choose(logits, [row]) == ([4097], [True])
 
 
-@on_devices
 @pytest.mark.parametrize("row", [Row(temperature=0.0), Row(uniform=0.5), Row(top_k=5, top_p=0.5)])
 def test_rows_that_are_not_good_are_told_and_harm_no_others(device: str, row: Row) -> None:
     logits = torch.zeros(5, 2200, device=device)
@@ -225,7 +220,6 @@ def test_rows_that_are_not_good_are_told_and_harm_no_others(device: str, row: Ro
     assert all(0 <= token_id < 2200 for token_id in ids)
 
 
-@on_devices
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: str) -> None:
     torch.manual_seed(0)
     # Uniforms so close to boundaries that any other sum would show.
@@ -239,7 +233,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: str) -> None:
     assert together == [choose(logits, [row])[0][0] for row in asked]
 
 
-@on_devices
 def test_rows_may_lie_in_a_wider_tensor(device: str) -> None:
     torch.manual_seed(0)
     wide = torch.randn(3, 2300, device=device)
@@ -251,7 +244,6 @@ def test_rows_may_lie_in_a_wider_tensor(device: str) -> None:
     assert ids == choose(wide[:, :2200].contiguous(), asked)[0]
 
 
-@on_devices
 def test_no_rows_are_no_tokens(device: str) -> None:
     assert choose(torch.zeros(0, 100, device=device), []) == ([], [])
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from remora.kernels.activation import gelu_and_mul, silu_and_mul
+from tests.kernels.gpu.devices import empty
 
-
-def gate_up(dtype: torch.dtype) -> Tensor:
-    return torch.empty((64, 2 * 14336), dtype=dtype, device="meta")
-
-
-LAUNCHES: dict[str, Callable[[], object]] = {
-    "silu bfloat16": lambda: silu_and_mul(gate_up(torch.bfloat16)),
-    "silu float16": lambda: silu_and_mul(gate_up(torch.float16)),
-    "silu float32": lambda: silu_and_mul(gate_up(torch.float32)),
-    "gelu tanh bfloat16": lambda: gelu_and_mul(gate_up(torch.bfloat16), "tanh"),
-    "gelu erf bfloat16": lambda: gelu_and_mul(gate_up(torch.bfloat16), "none"),
+BF16, FP16, FP32 = (
+    empty(64, 2 * 14336, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)
+)
+LAUNCHES = {
+    "silu bfloat16": partial(silu_and_mul, BF16),
+    "silu float16": partial(silu_and_mul, FP16),
+    "silu float32": partial(silu_and_mul, FP32),
+    "gelu tanh bfloat16": partial(gelu_and_mul, BF16, "tanh"),
+    "gelu erf bfloat16": partial(gelu_and_mul, BF16, "none"),
 }

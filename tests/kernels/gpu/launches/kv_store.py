@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from remora.kernels.kv_store import GREATEST, store_kv
+from tests.kernels.gpu.devices import empty
 
-TOKENS, PAGES, PAGE_SIZE, KV_HEADS, DIM = 64, 1000, 16, 8, 128
+TOKENS, KV_HEADS, DIM = 64, 8, 128
 
 
 def launch(dtype: torch.dtype, stored: torch.dtype) -> None:
-    heads = torch.empty((TOKENS, 6 * KV_HEADS, DIM), dtype=dtype, device="meta")
-    pages = torch.empty((2, PAGES, PAGE_SIZE, KV_HEADS, DIM), dtype=stored, device="meta")
-    scales = torch.empty(pages.shape[:4], dtype=torch.float32, device="meta")
-    slots = torch.empty(TOKENS, dtype=torch.int64, device="meta")
+    heads = empty(TOKENS, 6 * KV_HEADS, DIM, dtype=dtype)
+    pages = empty(2, 1000, 16, KV_HEADS, DIM, dtype=stored)
+    slots, scales = empty(TOKENS, dtype=torch.int64), empty(*pages.shape[:4])
     key, value = heads[:, -2 * KV_HEADS : -KV_HEADS], heads[:, -KV_HEADS:]
     store_kv(key, value, pages, slots, scales if stored in GREATEST else None)
 
 
-LAUNCHES: dict[str, Callable[[], object]] = {
-    "bfloat16": lambda: launch(torch.bfloat16, torch.bfloat16),
-    "float32": lambda: launch(torch.float32, torch.float32),
-    "float16 int8": lambda: launch(torch.float16, torch.int8),
-    "bfloat16 fp8": lambda: launch(torch.bfloat16, torch.float8_e4m3fn),
+LAUNCHES = {
+    "bfloat16": partial(launch, torch.bfloat16, torch.bfloat16),
+    "float32": partial(launch, torch.float32, torch.float32),
+    "float16 int8": partial(launch, torch.float16, torch.int8),
+    "bfloat16 fp8": partial(launch, torch.bfloat16, torch.float8_e4m3fn),
 }

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from remora.kernels.linear_invariant import linear_invariant
+from tests.kernels.gpu.devices import empty
 
-
-def case(rows: int, dtype: torch.dtype) -> Callable[[], object]:
-    x = torch.empty((rows, 4096), dtype=dtype, device="meta")
-    weight = torch.empty((6144, 4096), dtype=dtype, device="meta")
-    return lambda: linear_invariant(x, weight)
-
-
-LAUNCHES: dict[str, Callable[[], object]] = {
-    "bfloat16 decode": case(8, torch.bfloat16),
-    "bfloat16 prefill": case(4096, torch.bfloat16),
-    "float32": case(8, torch.float32),
+LAUNCHES = {
+    name: partial(linear_invariant, empty(rows, 4096, dtype=dtype), empty(6144, 4096, dtype=dtype))
+    for name, rows, dtype in (
+        ("bfloat16 decode", 8, torch.bfloat16),
+        ("bfloat16 prefill", 4096, torch.bfloat16),
+        ("float32", 8, torch.float32),
+    )
 }

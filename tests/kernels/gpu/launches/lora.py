@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from remora.kernels.gpu import lora
 from remora.kernels.lora import COLUMNS
 from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
+from tests.kernels.gpu.devices import empty
 
 INPUTS, OUTPUTS, SLOTS, MAX_RANK, TOKENS = 4096, 6144, 8, 64, 256
-
-
-def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def launch(size: int, dtype: torch.dtype) -> None:
@@ -26,19 +22,15 @@ def launch(size: int, dtype: torch.dtype) -> None:
     b = empty(SLOTS, OUTPUTS // COLUMNS, MAX_RANK, COLUMNS, dtype=dtype)
     x, y = empty(TOKENS, INPUTS, dtype=dtype), empty(TOKENS, OUTPUTS, dtype=dtype)
     splits = lora.splits_of(INPUTS, tiles)
-    shrunk = empty(TOKENS, splits, 3 * MAX_RANK, dtype=torch.float32)
+    shrunk = empty(TOKENS, splits, 3 * MAX_RANK)
     ids = empty(TOKENS, dtype=torch.int64)
     lora.shrink(x, a, ranks, tiles, shrunk, max_rank=MAX_RANK)
     lora.look_up(ids, a, ranks, tiles, shrunk[:, :1], max_rank=MAX_RANK)
     lora.expand(shrunk, b, ranks, bounds, tiles, y)
 
 
-def case(size: int, dtype: torch.dtype) -> Callable[[], None]:
-    return lambda: launch(size, dtype)
-
-
 LAUNCHES = {
-    f"tile {size} {dtype}": case(size, dtype)
+    f"tile {size} {dtype}": partial(launch, size, dtype)
     for size, dtype in (
         (SMALL_TILE, torch.bfloat16),
         (LARGE_TILE, torch.bfloat16),

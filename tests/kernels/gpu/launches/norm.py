@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from remora.kernels.norm import add_rms_norm, rms_norm
-
-
-def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+from tests.kernels.gpu.devices import empty
 
 
 def hidden(dim: int, dtype: torch.dtype) -> None:
@@ -25,15 +21,11 @@ def heads(num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     rms_norm(projected[:, :num_heads], empty(head_dim, dtype=dtype), 1e-6)
 
 
-def case(launch: Callable[..., None], *args: object) -> Callable[[], None]:
-    return lambda: launch(*args)
-
-
 LAUNCHES = {
-    "1024 bfloat16": case(hidden, 1024, torch.bfloat16),
-    "4096 bfloat16": case(hidden, 4096, torch.bfloat16),
-    "16384 bfloat16": case(hidden, 16384, torch.bfloat16),
-    "32768 float32": case(hidden, 32768, torch.float32),
-    "4096 float16": case(hidden, 4096, torch.float16),
-    "heads bfloat16": case(heads, 16, 128, torch.bfloat16),
+    "1024 bfloat16": partial(hidden, 1024, torch.bfloat16),
+    "4096 bfloat16": partial(hidden, 4096, torch.bfloat16),
+    "16384 bfloat16": partial(hidden, 16384, torch.bfloat16),
+    "32768 float32": partial(hidden, 32768, torch.float32),
+    "4096 float16": partial(hidden, 4096, torch.float16),
+    "heads bfloat16": partial(heads, 16, 128, torch.bfloat16),
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
 from remora.kernels.kv_store import GREATEST
 from remora.kernels.rope_store import rotate_and_store
+from tests.kernels.gpu.devices import empty
 
-TOKENS, PAGES, PAGE_SIZE = 64, 1000, 16
+TOKENS = 64
 
 
 def launch(
@@ -21,38 +23,38 @@ def launch(
     *,
     pairs: int | None = None,
     has_norms: bool = False,
-    interleaved: bool = False,
+    **options: Any,
 ) -> None:
-    heads = torch.empty((TOKENS, num_heads + 2 * kv_heads, dim), dtype=dtype, device="meta")
-    angles = torch.empty((TOKENS, pairs or dim // 2), dtype=dtype, device="meta")
-    pages = torch.empty((2, PAGES, PAGE_SIZE, kv_heads, dim), dtype=stored, device="meta")
-    scales = torch.empty(pages.shape[:4], dtype=torch.float32, device="meta")
-    weight = torch.empty(dim, dtype=dtype, device="meta")
-    kv = heads[:, num_heads:]
+    heads = empty(TOKENS, num_heads + 2 * kv_heads, dim, dtype=dtype)
+    angles = empty(TOKENS, pairs or dim // 2, dtype=dtype)
+    pages = empty(2, 1000, 16, kv_heads, dim, dtype=stored)
+    weight = empty(dim, dtype=dtype)
+    query, key, value = heads.tensor_split((num_heads, num_heads + kv_heads), dim=1)
     rotate_and_store(
-        heads[:, :num_heads],
-        kv[:, :kv_heads],
-        kv[:, kv_heads:],
+        query,
+        key,
+        value,
         angles,
         angles,
         pages,
-        torch.empty(TOKENS, dtype=torch.int64, device="meta"),
-        scales=scales if stored in GREATEST else None,
+        empty(TOKENS, dtype=torch.int64),
+        scales=empty(*pages.shape[:4]) if stored in GREATEST else None,
         norms=(weight, weight) if has_norms else None,
         eps=1e-6,
-        interleaved=interleaved,
+        **options,
     )
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-FP8 = torch.float8_e4m3fn
-LAUNCHES: dict[str, Callable[[], object]] = {
-    "llama 8B bfloat16": lambda: launch(32, 8, 128, BF16, BF16),
-    "llama 8B float16 int8": lambda: launch(32, 8, 128, FP16, torch.int8),
-    "qwen3 0.6B bfloat16": lambda: launch(16, 8, 128, BF16, BF16, has_norms=True),
-    "qwen3 30B bfloat16 fp8": lambda: launch(32, 4, 128, BF16, FP8, has_norms=True),
-    "qwen3 0.6B float32": lambda: launch(16, 8, 128, FP32, FP32, has_norms=True),
-    "interleaved and partial bfloat16": lambda: launch(
-        16, 4, 256, BF16, BF16, pairs=32, interleaved=True
+LAUNCHES = {
+    "llama 8B bfloat16": partial(launch, 32, 8, 128, BF16, BF16),
+    "llama 8B float16 int8": partial(launch, 32, 8, 128, FP16, torch.int8),
+    "qwen3 0.6B bfloat16": partial(launch, 16, 8, 128, BF16, BF16, has_norms=True),
+    "qwen3 30B bfloat16 fp8": partial(
+        launch, 32, 4, 128, BF16, torch.float8_e4m3fn, has_norms=True
+    ),
+    "qwen3 0.6B float32": partial(launch, 16, 8, 128, FP32, FP32, has_norms=True),
+    "interleaved and partial bfloat16": partial(
+        launch, 16, 4, 256, BF16, BF16, pairs=32, interleaved=True
     ),
 }
