@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from remora.kernels.cpu.buffers import Batch, Rows
+from remora.kernels.cpu.buffers import Batch, Rows, Updates
 from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
@@ -26,6 +29,14 @@ def make_batch(max_tokens: int, max_rows: int = 1, tables: Tensor | None = None)
         max_logits=max_tokens,
         tables=torch.zeros(1, 1, dtype=torch.int32) if tables is None else tables,
     )
+
+
+@contextmanager
+def one_step(team: Team, num_tokens: int) -> Iterator[Program]:
+    """Yield a program to add operations to, and run it once."""
+    program = Program(team, make_batch(num_tokens))
+    yield program
+    program.run(num_tokens, 0, 0)
 
 
 def activation_of(epilogue: Epilogue) -> Activation:
@@ -47,9 +58,8 @@ def make_rows(team: Team, format: Format, x: Tensor, size: int | None = None) ->
     if not format.is_grouped:
         rows.values[:, :k] = x
         return rows
-    program = Program(team, make_batch(len(x)))
-    program.round(x.contiguous(), k, rows)
-    program.run(len(x), 0, 0)
+    with one_step(team, len(x)) as program:
+        program.round(x.contiguous(), k, rows)
     return rows
 
 
@@ -64,11 +74,13 @@ def multiply(
     limit: float = 0.0,
     start: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
+    updates: tuple[Updates, Tensor, Sequence[int]] | None = None,
 ) -> Tensor:
     """Return the product of the first `count` rows, padding columns included.
 
     activation:  None = that of the epilogue
-    start:       what the output holds before, for ADD
+    start:       initial output, for ADD
+    updates:     low-rank updates, the rows before they are rounded, and each row's slot
     Fails if anything beyond the output is written to.
     """
     count = len(rows.values) if count is None else count
@@ -77,13 +89,48 @@ def multiply(
     if start is not None:
         out[:count, :columns] = 0
         out[:count, : start.shape[1]] = start
-    program = Program(team, make_batch(max(count, 1)))
-    chosen = activation_of(epilogue) if activation is None else activation
-    program.multiply(rows, weight, out, epilogue, activation=chosen, limit=limit)
+    batch = make_batch(max(count, 1))
+    program = Program(team, batch)
+    if updates is not None:
+        batch.adapters[:] = updates[2]
+        program.shrink(updates[1], updates[0])
+    program.multiply(
+        rows,
+        weight,
+        out,
+        epilogue,
+        activation=activation_of(epilogue) if activation is None else activation,
+        limit=limit,
+        updates=updates[0] if updates else None,
+    )
     program.run(count, 0, 0)
     assert (out[count] == GUARD).all(), "the row after the last was written to"
     assert (out[:, columns:] == GUARD).all(), "columns after the last were written to"
     return out[:count, :columns]
+
+
+def check_product(
+    out: Tensor, product: Tensor, bound: Tensor, epilogue: Epilogue, start: Tensor | None = None
+) -> None:
+    """Check a product after its epilogue.
+
+    product, bound:  the exact product before the epilogue, and its largest error in float32
+    start:           output before, for ADD
+    """
+    exact, rounding = product, EPS[torch.float32]
+    if epilogue is Epilogue.GATED:
+        # The slope of silu is at most 1.1.
+        (gates, ups), (gate_bound, up_bound) = product.chunk(2, -1), bound.chunk(2, -1)
+        opened = torch.nn.functional.silu(gates)
+        exact = opened * ups
+        bound = 1.1 * gate_bound * (ups.abs() + up_bound) + opened.abs() * up_bound
+        bound += ((8 + 2 * gates.abs()) * rounding + EPS[out.dtype]) * exact.abs() + 1e-30
+    elif start is not None:
+        exact = product + start
+        bound = bound + rounding * exact.abs()
+    real, padding = out[:, : exact.shape[1]], out[:, exact.shape[1] :]
+    assert ((real.double() - exact).abs() <= bound).all()
+    assert not padding.any()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +173,12 @@ def _in_rows(columns: Tensor, weight: PackedWeight, *, check: bool = False) -> T
     return rows[:, : weight.k]
 
 
-def _unpack_f32(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
-    values = data.view(torch.float32).view(panels, -1, PANEL).transpose(1, 2).flatten(0, 1)
-    return values.double(), values.double().abs(), torch.zeros_like(values).double()
-
-
-def _unpack_bf16(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
-    pairs = data.view(torch.bfloat16).view(panels, -1, PANEL, 2)
-    values = pairs.transpose(1, 2).reshape(panels * PANEL, -1)
-    return values.double(), values.double().abs(), torch.zeros_like(values).double()
+def _unpack_plain(data: Tensor, panels: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Unpack elements of which `width` of a column make up 4 bytes."""
+    elements = data.view(torch.float32 if width == 1 else torch.bfloat16)
+    columns = elements.view(panels, -1, PANEL, width).transpose(1, 2)
+    values = columns.reshape(panels * PANEL, -1).double()
+    return values, values.abs(), torch.zeros_like(values)
 
 
 def _unpack_q8(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,9 +207,9 @@ def _per_column(stored: Tensor) -> Tensor:
     return numbers.transpose(1, 2).flatten(0, 1).unsqueeze(-1).double()
 
 
-_UNPACK = {
-    Format.F32: _unpack_f32,
-    Format.BF16: _unpack_bf16,
+_UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = {
+    Format.F32: partial(_unpack_plain, width=1),
+    Format.BF16: partial(_unpack_plain, width=2),
     Format.Q8: _unpack_q8,
     Format.Q4: _unpack_q4,
 }

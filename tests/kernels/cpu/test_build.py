@@ -32,109 +32,111 @@ def make_sources(folder: Path, answer: int = 42) -> Path:
     return folder
 
 
-def make_compiler(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
+def make_compiler(path: Path, content: str) -> Path:
+    path.write_text(content)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
 
 def build_and_ask(folders: tuple[Path, Path]) -> int:
-    cache_dir, source_dir = folders
-    answer: int = load_library(cache_dir, source_dir=source_dir).answer()
+    cache, sources = folders
+    answer: int = load_library(cache, source_dir=sources).answer()
     return answer
 
 
 @pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    return make_sources(tmp_path / "src")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A compiler that leaves a line in this file each time it is started."""
+    """Return a file to which the compiler adds a line each time it starts."""
     calls = tmp_path / "calls"
     calls.touch()
     real = build._find_compiler()[0]
-    script = make_compiler(tmp_path / "cxx", f'echo "$$" >> "{calls}"\nexec "{real}" "$@"')
-    monkeypatch.setenv("CXX", str(script))
+    script = f'#!/bin/sh\necho "$$" >> "{calls}"\nexec "{real}" "$@"\n'
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path / "cxx", script)))
     return calls
 
 
-def test_all_sources_become_one_library(tmp_path: Path) -> None:
-    library = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
-
-    assert library.answer() == 42
-    assert library.twice(4) == 8
-
-
-def test_a_second_build_does_not_start_the_compiler(tmp_path: Path, counted: Path) -> None:
-    source_dir = make_sources(tmp_path / "src")
-
-    first = build_library(tmp_path / "cache", source_dir=source_dir)
-    second = build_library(tmp_path / "cache", source_dir=source_dir)
+def test_a_second_build_does_not_start_the_compiler(
+    cache: Path, sources: Path, counted: Path
+) -> None:
+    first = build_library(cache, source_dir=sources)
+    second = build_library(cache, source_dir=sources)
 
     assert first == second
     assert len(counted.read_text().splitlines()) == 1
-    assert list((tmp_path / "cache").iterdir()) == [first]
+    assert list(cache.iterdir()) == [first]
 
 
-def test_a_changed_header_makes_another_library(tmp_path: Path, counted: Path) -> None:
-    old = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
-    new = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src", answer=43))
+def test_a_changed_header_makes_another_library(cache: Path, sources: Path, counted: Path) -> None:
+    old = load_library(cache, source_dir=sources)
+    new = load_library(cache, source_dir=make_sources(sources, answer=43))
 
-    assert (old.answer(), new.answer()) == (42, 43)
+    assert (old.answer(), new.answer(), new.twice(4)) == (42, 43, 8)
     assert len(counted.read_text().splitlines()) == 2
 
 
-def test_another_compiler_makes_another_library(tmp_path: Path, counted: Path) -> None:
-    source_dir = make_sources(tmp_path / "src")
-    first = build_library(tmp_path / "cache", source_dir=source_dir)
+def test_another_compiler_makes_another_library(cache: Path, sources: Path, counted: Path) -> None:
+    first = build_library(cache, source_dir=sources)
     with Path(os.environ["CXX"]).open("a") as script:
         script.write("# newer\n")
 
-    assert build_library(tmp_path / "cache", source_dir=source_dir) != first
+    assert build_library(cache, source_dir=sources) != first
 
 
-def test_processes_that_build_at_once_share_one_compilation(tmp_path: Path, counted: Path) -> None:
-    folders = (tmp_path / "cache", make_sources(tmp_path / "src"))
-
+def test_concurrent_processes_share_one_compilation(
+    cache: Path, sources: Path, counted: Path
+) -> None:
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        answers = list(pool.map(build_and_ask, [folders] * 3))
+        answers = list(pool.map(build_and_ask, [(cache, sources)] * 3))
 
     assert answers == [42, 42, 42]
     assert len(counted.read_text().splitlines()) == 1
 
 
-def test_a_damaged_library_is_made_again(tmp_path: Path) -> None:
-    source_dir = make_sources(tmp_path / "src")
-    build_library(tmp_path / "cache", source_dir=source_dir).write_bytes(b"")
+def test_a_damaged_library_is_made_again(cache: Path, sources: Path) -> None:
+    build_library(cache, source_dir=sources).write_bytes(b"")
 
-    assert load_library(tmp_path / "cache", source_dir=source_dir).answer() == 42
+    assert load_library(cache, source_dir=sources).answer() == 42
 
 
-def test_it_is_said_what_takes_so_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compilation_is_logged(
+    cache: Path, sources: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "remora.kernels.cpu.build")
 
-    build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+    build_library(cache, source_dir=sources)
 
     # Loggers that other tests have set up may hand on each record twice.
     said = dict.fromkeys(record.getMessage().split()[0] for record in caplog.records)
     assert list(said) == ["compiling", "compiled"]
 
 
-def test_a_machine_without_compiler_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_error_without_compiler_names_what_to_install(
+    cache: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(cache))
 
     with pytest.raises(NativeUnavailable, match=r"looked for g\+\+, clang\+\+, c\+\+; install"):
-        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+        build_library(cache, source_dir=sources)
 
 
-def test_a_source_that_does_not_compile_shows_the_compilers_words(tmp_path: Path) -> None:
-    source_dir = make_sources(tmp_path / "src")
-    (source_dir / "answer.cpp").write_text("int broken = nonsense;\n")
+def test_an_error_in_a_source_shows_the_compilers_message(cache: Path, sources: Path) -> None:
+    (sources / "answer.cpp").write_text("int broken = nonsense;\n")
 
     with pytest.raises(NativeUnavailable, match=r"answer\.cpp:1.*nonsense"):
-        build_library(tmp_path / "cache", source_dir=source_dir)
+        build_library(cache, source_dir=sources)
 
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
 OLD = ("unrecognized command-line option '-std=c++20'", "bad value ('x86-64-v4') for '-march='")
@@ -149,38 +151,42 @@ OLD = ("unrecognized command-line option '-std=c++20'", "bad value ('x86-64-v4')
         *((f'#!/bin/sh\necho "error: {line}" >&2; exit 1', "too old") for line in OLD),
     ],
 )
-def test_a_compiler_of_no_use_is_named_with_its_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, reason: str
+def test_an_error_names_a_useless_compiler_and_its_fault(
+    tmp_path: Path,
+    cache: Path,
+    sources: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str | None,
+    reason: str,
 ) -> None:
     program = tmp_path / "cxx"
     if script is not None:
-        make_compiler(program, "").write_text(script)
+        make_compiler(program, script)
     monkeypatch.setenv("CXX", f"{program} -O1")
 
     with pytest.raises(NativeUnavailable, match=reason):
-        load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+        load_library(cache, source_dir=sources)
 
 
-def test_unusable_folders_are_named(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "cache"
-    in_the_way.touch()
+def test_an_error_names_unusable_folders(tmp_path: Path, cache: Path, sources: Path) -> None:
+    cache.touch()
 
     with pytest.raises(NativeUnavailable, match=r"cache cannot be written.*REMORA_CACHE"):
-        build_library(in_the_way, source_dir=make_sources(tmp_path / "src"))
+        build_library(cache, source_dir=sources)
     with pytest.raises(NativeUnavailable, match="no C"):
         build_library(tmp_path / "other", source_dir=tmp_path)
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     survived = tmp_path / "survived"
-    hanging = make_compiler(tmp_path / "cxx", f'(sleep 1; touch "{survived}") & wait')
-    monkeypatch.setenv("CXX", str(hanging))
+    script = f'#!/bin/sh\n(sleep 1; touch "{survived}") & wait\n'
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path / "cxx", script)))
     monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.2)
 
     with pytest.raises(NativeUnavailable, match="0 s"):
-        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+        build_library(cache, source_dir=sources)
 
     time.sleep(1.2)
     assert not survived.exists()
@@ -212,19 +218,17 @@ def test_dot_products_are_used_only_where_the_cpu_has_them() -> None:
 
 
 def test_code_that_the_cpu_cannot_run_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "read_cpu_flags", lambda: AVX2)
 
     with pytest.raises(NativeUnavailable, match="its best instruction set is avx2"):
-        load_library(
-            tmp_path, instruction_set=InstructionSet.AVX512, source_dir=make_sources(tmp_path)
-        )
+        load_library(cache, instruction_set=InstructionSet.AVX512, source_dir=sources)
 
 
 @pytest.mark.parametrize("instruction_set", InstructionSet)
 def test_the_kernels_compile_for(instruction_set: InstructionSet) -> None:
-    # In the user's cache: what compiled once need not be compiled for every run of the tests.
+    # In the user's cache, so that runs of the tests share it.
     library = build_library(cache_dir() / "kernels", instruction_set=instruction_set)
 
     assert library.stat().st_size > 0

@@ -34,6 +34,7 @@ from tests.kernels.cpu.products import (
     make_batch,
     make_rows,
     multiply,
+    one_step,
     pack_alone,
     read_rows,
     unpack,
@@ -161,11 +162,10 @@ def test_each_row_is_multiplied_with_its_expert_s_weight(
     rows = make_rows(each_team, format, x)
     gathered = Rows.allocate(each_team, format, num_tokens * top_k + 1, size)
     out = torch.full((num_tokens * top_k + 1, packed[0].out_columns), GUARD)
-    program = Program(each_team, make_batch(num_tokens))
-    gather(program, rows, gathered, choices)
-    multiply_experts(program, gathered, packed, out, choices, gating=SILU)
 
-    program.run(num_tokens, 0, 0)
+    with one_step(each_team, num_tokens) as program:
+        gather(program, rows, gathered, choices)
+        multiply_experts(program, gathered, packed, out, choices, gating=SILU)
 
     assert (out[-1] == GUARD).all()
     assert not gathered.values[-1].any()
@@ -188,11 +188,10 @@ def test_many_experts_in_long_steps_are_a_number_of_chunks_that_a_team_can_count
     x = make_rows(team, Format.F32, torch.arange(number).float().unsqueeze(1))
     choices = Choices.allocate(num_tokens=number, num_experts=number, top_k=1)
     out = torch.zeros(number, columns)
-    program = Program(team, make_batch(number))
-    sort_pairs(program, choices)
-    multiply_experts(program, x, [weight] * number, out, choices)
 
-    program.run(number, 0, 0)
+    with one_step(team, number) as program:
+        sort_pairs(program, choices)
+        multiply_experts(program, x, [weight] * number, out, choices)
 
     assert torch.equal(out, x.values.expand(number, columns))
 
@@ -202,10 +201,9 @@ def test_what_an_expert_reads_is_weighed_once(each_team: Team, format: Format) -
     x, choices = torch.randn(5, 70), chosen(5, 4, 1)
     weights = choices.weights.clone()
     rows = Rows.allocate(each_team, format, 6, 70)
-    program = Program(each_team, make_batch(5))
-    scale_tokens(program, x, 70, rows, choices)
 
-    program.run(5, 0, 0)
+    with one_step(each_team, 5) as program:
+        scale_tokens(program, x, 70, rows, choices)
 
     expected = read_rows(make_rows(each_team, format, x * weights), 70)
     assert torch.equal(read_rows(rows, 70)[:5], expected)
@@ -226,10 +224,9 @@ def test_gates_let_through_what_their_rule_says(
     rows = make_rows(each_team, format, x)
     choices = chosen(5, 1, 1)
     out = torch.empty(5, packed.out_columns)
-    program = Program(each_team, make_batch(5))
-    multiply_experts(program, rows, [packed], out, choices, gating=gating)
 
-    program.run(5, 0, 0)
+    with one_step(each_team, 5) as program:
+        multiply_experts(program, rows, [packed], out, choices, gating=gating)
 
     wide = read_rows(rows, 64) @ unpack(packed).values.T + bias
     expected = through_gates(wide, gating).float()
@@ -244,10 +241,9 @@ def test_rows_are_added_with_their_weights(each_team: Team, size: int, top_k: in
     choices, x = chosen(9, 6, top_k), torch.randn(9 * top_k, size + 2)
     start = torch.randn(10, size + 1)
     out = start.clone()
-    program = Program(each_team, make_batch(9))
-    add_weighted(program, x, size, choices.weights, out, choices)
 
-    program.run(9, 0, 0)
+    with one_step(each_team, 9) as program:
+        add_weighted(program, x, size, choices.weights, out, choices)
 
     given_rows = x[choices.places.long()][..., :size].double()
     expected = start[:9, :size] + (given_rows * choices.weights.unsqueeze(2)).sum(1)
@@ -258,10 +254,9 @@ def test_rows_are_added_with_their_weights(each_team: Team, size: int, top_k: in
 
 def test_a_token_s_only_row_is_added_with_its_weight(team: Team) -> None:
     x, weights, out = torch.randn(5, 70), torch.rand(5, 64), torch.zeros(5, 70)
-    program = Program(team, make_batch(5))
-    add_weighted(program, x, 70, weights, out)
 
-    program.run(5, 0, 0)
+    with one_step(team, 5) as program:
+        add_weighted(program, x, 70, weights, out)
 
     torch.testing.assert_close(out, x * weights[:, :1])
 

@@ -12,7 +12,15 @@ from remora.kernels.cpu.latents import join_heads, join_latents, multiply_heads
 from remora.kernels.cpu.library import Format, Team
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
-from tests.kernels.cpu.products import GUARD, make_batch, make_rows, pack_alone, read_rows, unpack
+from tests.kernels.cpu.products import (
+    GUARD,
+    make_batch,
+    make_rows,
+    one_step,
+    pack_alone,
+    read_rows,
+    unpack,
+)
 
 NUM_HEADS = 3
 
@@ -30,10 +38,9 @@ def test_each_head_is_multiplied_with_its_weight(
     weights = [pack_alone(each_team, torch.randn(n, k), None, format) for _ in range(NUM_HEADS)]
     rows = make_rows(each_team, format, x)
     out = torch.full((count + 1, NUM_HEADS * out_step), GUARD)
-    program = Program(each_team, make_batch(count))
-    multiply_heads(program, rows, x_step, weights, out, out_step)
 
-    program.run(count, 0, 0)
+    with one_step(each_team, count) as program:
+        multiply_heads(program, rows, x_step, weights, out, out_step)
 
     assert (out[count] == GUARD).all()
     read, made = by_head(read_rows(rows, x.shape[1])), by_head(out[:count])
@@ -55,21 +62,20 @@ def test_attention_reads_queries_of_latents_and_what_is_kept(each_team: Team) ->
     wide = torch.randn(count, 9 + size + rotary_size + 2)
     kept, weight = wide[:, 9 : 9 + size + rotary_size], torch.rand(size)
     heads = torch.full((count + 1, (NUM_HEADS + 1) * (size + rotary_size) + 5), GUARD)
-    program = Program(each_team, make_batch(count))
-    join_latents(
-        program,
-        absorbed,
-        step,
-        query,
-        kept,
-        NormWeights(weight=weight, epsilon=1e-6),
-        heads,
-        num_heads=NUM_HEADS,
-        key_size=key_size,
-        rotary_size=rotary_size,
-    )
 
-    program.run(count, 0, 0)
+    with one_step(each_team, count) as program:
+        join_latents(
+            program,
+            absorbed,
+            step,
+            query,
+            kept,
+            NormWeights(weight=weight, epsilon=1e-6),
+            heads,
+            num_heads=NUM_HEADS,
+            key_size=key_size,
+            rotary_size=rotary_size,
+        )
 
     latent = F.rms_norm(kept[:, :size], (size,), weight, 1e-6)
     queries = torch.cat((by_head(absorbed)[..., :size], by_head(query)[..., key_size:]), dim=2)
@@ -85,10 +91,9 @@ def test_values_of_heads_come_side_by_side(each_team: Team, format: Format) -> N
     torch.manual_seed(0)
     x = torch.randn(count, NUM_HEADS * step)
     rows = Rows.allocate(each_team, format, count + 1, NUM_HEADS * size)
-    program = Program(each_team, make_batch(count))
-    join_heads(program, x, step, NUM_HEADS, size, rows)
 
-    program.run(count, 0, 0)
+    with one_step(each_team, count) as program:
+        join_heads(program, x, step, NUM_HEADS, size, rows)
 
     expected = make_rows(each_team, format, by_head(x)[..., :size].flatten(1))
     assert torch.equal(rows.values[:count], expected.values)

@@ -17,10 +17,10 @@ from remora.kernels.cpu.library import Epilogue, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program
 from remora.kernels.lora import LowRankSlots, RowGroups
+from tests.kernels.cpu import products
 from tests.kernels.cpu.products import (
     EPS,
     GUARD,
-    activation_of,
     make_batch,
     make_rows,
     pack_alone,
@@ -113,7 +113,7 @@ class Drawn:
         self.bias = bias
         self.x = draw(count, case.inputs)
         self.rows = make_rows(team, case.format, self.x)
-        self.start = draw(count, n) if case.epilogue is Epilogue.ADD else torch.zeros(count, n)
+        self.start = draw(count, n) if case.epilogue is Epilogue.ADD else None
 
     @property
     def floats(self) -> Tensor:
@@ -126,7 +126,8 @@ class Drawn:
         picked.__dict__ = dict(self.__dict__)
         rows, at = self.rows, list(index)
         picked.case = replace(self.case, rows=tuple(self.case.rows[row] for row in at))
-        picked.x, picked.start = self.x[at], self.start[at]
+        picked.x = self.x[at]
+        picked.start = None if self.start is None else self.start[at]
         picked.rows = Rows(
             format=rows.format,
             values=rows.values[at],
@@ -148,31 +149,16 @@ def make_updates(slots: LowRankSlots, num_rows: int) -> Updates:
 
 
 def multiply(team: Team, drawn: Drawn, *, updates: bool = True) -> Tensor:
-    """Return the product, padding columns included; fails if anything beyond it is written to."""
-    case, count = drawn.case, len(drawn.case.rows)
-    columns = drawn.weight.out_columns
-    out = torch.full((count + 1, columns + 16), GUARD)
-    if case.epilogue is Epilogue.ADD:
-        out[:count, :columns] = 0
-        out[:count, : sum(case.parts)] = drawn.start
-    batch = make_batch(count)
-    batch.adapters[:] = case.rows
-    program = Program(team, batch)
-    made = make_updates(drawn.slots, count) if updates else None
-    if made is not None:
-        program.shrink(drawn.floats, made)
-    program.multiply(
+    """Return the product, padding columns included."""
+    made = make_updates(drawn.slots, len(drawn.case.rows))
+    return products.multiply(
+        team,
         drawn.rows,
         drawn.weight,
-        out,
-        case.epilogue,
-        activation=activation_of(case.epilogue),
-        updates=made,
+        epilogue=drawn.case.epilogue,
+        start=drawn.start,
+        updates=(made, drawn.floats, drawn.case.rows) if updates else None,
     )
-    program.run(count, 0, 0)
-    assert (out[count] == GUARD).all(), "the row after the last was written to"
-    assert (out[:, columns:] == GUARD).all(), "columns after the last were written to"
-    return out[:count, :columns]
 
 
 def absolute(slots: LowRankSlots, case: Case) -> LowRankSlots:
@@ -199,19 +185,7 @@ def check(team: Team, case: Case) -> None:
 
     out = multiply(team, drawn)
 
-    expected, bound = expect(drawn)
-    if case.is_gated:
-        (gates, ups), (gate_bound, up_bound) = expected.chunk(2, -1), bound.chunk(2, -1)
-        opened = torch.nn.functional.silu(gates)  # its slope is at most 1.1
-        expected = opened * ups
-        bound = 1.1 * gate_bound * (ups.abs() + up_bound) + opened.abs() * up_bound
-        bound += (8 + 2 * gates.abs()) * EPS[torch.float32] * expected.abs() + 1e-30
-    elif case.epilogue is Epilogue.ADD:
-        expected = expected + drawn.start
-        bound += EPS[torch.float32] * expected.abs()
-    real, padding = out[:, : expected.shape[1]], out[:, expected.shape[1] :]
-    assert ((real.double() - expected).abs() <= bound).all()
-    assert not padding.any()
+    products.check_product(out, *expect(drawn), case.epilogue, drawn.start)
     without = multiply(team, drawn, updates=False)
     is_base = torch.tensor(case.rows) == 0
     assert torch.equal(out[is_base], without[is_base])

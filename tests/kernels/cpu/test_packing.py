@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Library, Team
-from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.packing import pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena, buffer
 from tests.kernels.cpu.products import (
     EPS,
+    check_product,
     make_batch,
     make_rows,
     multiply,
@@ -75,22 +76,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def make_case(format: Format, epilogue: Epilogue = Epilogue.STORE, **sizes: int) -> Case:
-    return Case(
-        format=format,
-        n=sizes.get("n", 150),
-        k=sizes.get("k", 83),
-        rows=sizes.get("rows", 13),
-        has_bias=True,
-        epilogue=epilogue,
-        source=torch.float32,
-        seed=sizes.get("seed", 0),
-    )
-
-
-def bound_of_product(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
-    """Bound the float32 error of a sum of k products: one rounding each, on what they add up to."""
-    size = x.abs() @ unpack(weight).size.T + bias.abs()
-    return (weight.k + 8) * EPS[torch.float32] * size
+    sizes = {"n": 150, "k": 83, "rows": 13, "seed": 0, **sizes}
+    return Case(format=format, epilogue=epilogue, has_bias=True, source=torch.float32, **sizes)
 
 
 def check(team: Team, case: Case, out_dtype: torch.dtype = torch.float32) -> None:
@@ -101,28 +88,12 @@ def check(team: Team, case: Case, out_dtype: torch.dtype = torch.float32) -> Non
 
     out = multiply(team, rows, packed, epilogue=case.epilogue, start=start, dtype=out_dtype)
 
-    read = read_rows(rows, case.k)
+    read, unpacked = read_rows(rows, case.k), unpack(packed)
     exact_bias = torch.zeros(case.n).double() if bias is None else bias.double()
-    expected = read @ unpack(packed).values.T + exact_bias
-    bound = bound_of_product(read, packed, exact_bias)
-    if start is not None:
-        expected += start
-        bound += EPS[torch.float32] * expected.abs()
-    if case.is_gated:
-        expected, bound = gate(expected, bound)
-        bound += EPS[out_dtype] * expected.abs()
-    real, padding = out[:, : expected.shape[1]], out[:, expected.shape[1] :]
-    assert ((real.double() - expected).abs() <= bound).all()
-    assert not padding.any()
-
-
-def gate(product: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Return silu(gate) * up and how far it can be off; the slope of silu is at most 1.1."""
-    (gates, ups), (gate_bound, up_bound) = product.chunk(2, -1), bound.chunk(2, -1)
-    opened = torch.nn.functional.silu(gates)
-    exponential = (8 + 2 * gates.abs()) * EPS[torch.float32] * (opened * ups).abs()
-    spread = 1.1 * gate_bound * (ups.abs() + up_bound) + opened.abs() * up_bound
-    return opened * ups, spread + exponential + 1e-30
+    # A sum of k products is rounded k times.
+    size = read.abs() @ unpacked.size.T + exact_bias.abs()
+    bound = (case.k + 8) * EPS[torch.float32] * size
+    check_product(out, read @ unpacked.values.T + exact_bias, bound, case.epilogue, start)
 
 
 @settings(max_examples=150)

@@ -17,7 +17,7 @@ from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 from remora.kernels.norm import rms_norm
 from remora.kernels.rope import apply_rope
-from tests.kernels.cpu.products import EPS, make_batch, read_rows
+from tests.kernels.cpu.products import EPS, make_batch, one_step, read_rows
 
 NORM_EPS = 1e-5
 SIZES = [1, 15, 16, 17, 64, 70, 96, 200]
@@ -74,11 +74,10 @@ def test_layer_norm_is_that_of_torch(
     x, weight = torch.randn(9, size) + 3, torch.randn(size)
     bias = torch.randn(size) if has_bias else None
     rows = Rows.allocate(each_team, format, 9, size)
-    program = Program(each_team, make_batch(9))
-    norm = NormWeights(weight=weight, bias=bias, epsilon=NORM_EPS, is_centered=True)
-    program.norm(x, norm, rows)
 
-    program.run(9, 0, 0)
+    with one_step(each_team, 9) as program:
+        norm = NormWeights(weight=weight, bias=bias, epsilon=NORM_EPS, is_centered=True)
+        program.norm(x, norm, rows)
 
     exact_bias = None if bias is None else bias.double()
     expected = F.layer_norm(x.double(), (size,), weight.double(), exact_bias, NORM_EPS)
@@ -91,11 +90,10 @@ def test_a_norm_is_added_to_rows_of_floats(each_team: Team) -> None:
     x, norm = torch.randn(5, 70), NormWeights(weight=torch.randn(70), epsilon=NORM_EPS)
     start = torch.randn(6, 72)
     stream, normal = start.clone(), torch.zeros(6, 72)
-    program = Program(each_team, make_batch(5))
-    program.norm(x, norm, Rows.of(normal))
-    program.norm(x, norm, Rows.of(stream), adds=True)
 
-    program.run(5, 0, 0)
+    with one_step(each_team, 5) as program:
+        program.norm(x, norm, Rows.of(normal))
+        program.norm(x, norm, Rows.of(stream), adds=True)
 
     assert normal[:5, :70].all()
     assert torch.equal(stream, start + normal)
@@ -123,6 +121,21 @@ def test_norm_on_logits_takes_the_rows_that_are_wanted(team: Team, format: Forma
 
 def test_norm_of_zeros_is_zero(team: Team) -> None:
     assert not run_norm(team, torch.zeros(2, 40), torch.ones(40), Format.F32).values.any()
+
+
+def test_more_operations_than_one_job_holds_run_in_order(team: Team) -> None:
+    x, norm = torch.zeros(1, 64), NormWeights(weight=torch.ones(64), epsilon=NORM_EPS)
+    rows = Rows.allocate(team, Format.F32, 1, 64)
+
+    with one_step(team, 1) as program:
+        program.embed(torch.arange(1.0, 65.0).repeat(2, 1), x)
+        for _ in range(5000):
+            program.norm(x, norm, rows)
+        program.norm(rows.values, norm, Rows.allocate(team, Format.F32, 1, 64))
+
+    assert len(program) == 5002
+    expected = F.rms_norm(torch.arange(1.0, 65.0), (64,), eps=NORM_EPS)
+    torch.testing.assert_close(rows.values[0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -171,10 +184,9 @@ def test_quantised_rows_are_off_by_half_a_step(
     x = torch.randn(num_rows, size + 1) * factor
     x[num_rows // 2, : size // 2] = 0
     rows = Rows.allocate(team, format, num_rows + 1, size)
-    program = Program(team, make_batch(num_rows))
-    program.round(x, size, rows)
 
-    program.run(num_rows, 0, 0)
+    with one_step(team, num_rows) as program:
+        program.round(x, size, rows)
 
     assert rows.scales is not None
     assert rows.sums is not None
