@@ -25,7 +25,7 @@ from remora.configs.multiple_models import (
     split_models,
     validate_models,
 )
-from remora.configs.positions import Document, parse_yaml
+from remora.configs.positions import Document, parse_yaml, read_text
 from remora.configs.schema import ServeConfig
 from remora.configs.validation_messages import KeyPath, Locate, describe, shown, unknown_keys
 from remora.configs.value_sources import Override, over
@@ -84,20 +84,23 @@ def _check_slash(prefix: str) -> str:
     return prefix
 
 
-class _HttpOptions(BaseModel):
+class _Known(BaseModel):
+    """Keys that remora reads; Ray validates the others."""
+
     model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _HttpOptions(_Known):
     host: str = DEFAULT_HOST
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
 
 
-class _Deployment(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class _Deployment(_Known):
     name: str
     user_config: dict[Any, Any] | None = None
 
 
-class _Application(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class _Application(_Known):
     name: str = "default"
     route_prefix: Annotated[str, AfterValidator(_check_slash)] = "/"
     import_path: str
@@ -105,8 +108,7 @@ class _Application(BaseModel):
     deployments: list[_Deployment] = Field(default_factory=list)
 
 
-class _ServeKeys(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class _ServeKeys(_Known):
     http_options: _HttpOptions = _HttpOptions()
     applications: list[_Application]
 
@@ -139,7 +141,7 @@ def load_serve_file(
     also:       another schema to validate the whole file against, such as Ray Serve's
     overrides:  values that override the file's (`value_sources.py`)
     """
-    document = parse_yaml(_read_text(path), str(path))
+    document = parse_yaml(read_text(path), str(path))
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{document.locate((), False)}expected the keys of a Serve config file, including "
@@ -158,8 +160,17 @@ def load_serve_file(
     resolved = resolve(application.args, document.locate, prefix)
     document = _with_resolved(document, resolved, index, keys.http_options)
     if overrides:
-        resolved = replace(resolved, args=_overridden(resolved.args, overrides, path))
-        document = _with_overrides(document, resolved.args, index, overrides, prefix)
+        if MODELS in resolved.args:
+            raise ConfigError(
+                f"{overrides[0].source}: applies to one model, and {path} serves several; edit the "
+                "file"
+            )
+        resolved = replace(resolved, args=over(resolved.args, overrides))
+        document = replace(
+            document,
+            data=_with_args(document.data, index, resolved.args),
+            elsewhere={(*prefix, one.section, one.key): one.source for one in overrides},
+        )
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(document.data.get("http_options") or {})}
     application = application.model_copy(update={"args": resolved.args})
     return ServeFile(
@@ -185,49 +196,21 @@ def _with_resolved(
     """
     if not resolved.origins and not resolved.http:
         return document
-    applications = list(document.data["applications"])
-    applications[index] = {**applications[index], "args": resolved.args}
     written = http_options.model_dump(exclude_unset=True)
     marks = [
         known | {ours: known[theirs] for ours, theirs in resolved.origins.items()}
         for known in (document.keys, document.values)
     ]
-    return replace(
-        document,
-        data={
-            **document.data,
-            "applications": applications,
-            "http_options": {**resolved.http, **written},
-        },
-        keys=marks[0],
-        values=marks[1],
-    )
+    data = _with_args(document.data, index, resolved.args)
+    data["http_options"] = {**resolved.http, **written}
+    return replace(document, data=data, keys=marks[0], values=marks[1])
 
 
-def _overridden(
-    args: Mapping[str, Any], overrides: Sequence[Override], path: Path
-) -> dict[str, Any]:
-    if MODELS in args:
-        raise ConfigError(
-            f"{overrides[0].source}: applies to one model, and {path} serves several; edit the file"
-        )
-    return over(args, overrides)
-
-
-def _with_overrides(
-    document: Document,
-    args: dict[str, Any],
-    index: int,
-    overrides: Sequence[Override],
-    prefix: KeyPath,
-) -> Document:
-    applications = list(document.data["applications"])
+def _with_args(data: Mapping[str, Any], index: int, args: dict[str, Any]) -> dict[str, Any]:
+    """Return the file's data with other args of application `index`."""
+    applications = list(data["applications"])
     applications[index] = {**applications[index], "args": args}
-    return replace(
-        document,
-        data={**document.data, "applications": applications},
-        elsewhere={(*prefix, one.section, one.key): one.source for one in overrides},
-    )
+    return {**data, "applications": applications}
 
 
 def _models_of(
@@ -278,17 +261,6 @@ def _changed(
         args, changes, lambda path, at_key: document.locate((*at, *path), at_key)
     )
     return _validate_config(merged, locate, ())
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _validate(data: Any, model: type[M], locate: Locate, prefix: KeyPath = ()) -> M:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -43,6 +44,18 @@ class Document:
             if mark is not None:
                 return f"{self.source}:{mark[0]}:{mark[1]}: "
         return f"{self.source}: "
+
+
+def read_text(path: str | Path, option: str = "") -> str:
+    """Return the text of a file. Raises ConfigError; `option` begins its message."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{option}{path}: no such file; give the path of one") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{option}{path}: cannot be read: {error.strerror}") from None
 
 
 def parse_yaml(text: str, source: str) -> Document:

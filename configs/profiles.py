@@ -11,6 +11,13 @@ from typing import Any
 
 Sections = Mapping[str, Mapping[str, Any]]
 
+_GPU = {
+    "device": "cuda",
+    "max_running_requests": 256,
+    "max_step_tokens": 8192,
+    "prefill_chunk_tokens": 8192,
+    "max_queued_requests": 1024,
+}
 PROFILES: Mapping[str, Sections] = MappingProxyType(
     {
         "cpu": {
@@ -21,25 +28,8 @@ PROFILES: Mapping[str, Sections] = MappingProxyType(
             "model": {"task": "embed"},
             "api": {"prompt_truncation": "tail"},
         },
-        "gpu": {
-            "engine": {
-                "device": "cuda",
-                "max_running_requests": 256,
-                "max_step_tokens": 8192,
-                "prefill_chunk_tokens": 8192,
-                "max_queued_requests": 1024,
-            },
-        },
-        "multi-gpu": {
-            "engine": {
-                "device": "cuda",
-                "max_running_requests": 256,
-                "max_step_tokens": 8192,
-                "prefill_chunk_tokens": 8192,
-                "max_queued_requests": 1024,
-            },
-            "parallel": {"tp_size": 2},
-        },
+        "gpu": {"engine": _GPU},
+        "multi-gpu": {"engine": _GPU, "parallel": {"tp_size": 2}},
         # A step reads the weights of all experts that its tokens use: more tokens share the cost.
         "moe": {
             "engine": {

@@ -36,7 +36,7 @@ def template(profile: str, model: str = BUILTIN_MODEL) -> str:
         f"    import_path: {IMPORT_PATH}",
         "    args:",
     ]
-    values: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in _of(profile).items()}
+    values = {section: dict(keys) for section, keys in PROFILES[profile].items()}
     values.setdefault("model", {})["path"] = model
     for section, kind in sections():
         written = values.get(section, {})
@@ -89,10 +89,6 @@ def file_schema() -> dict[str, Any]:
 def schema_page() -> str:
     """Return `configs/remora.schema.json`."""
     return json.dumps(file_schema(), indent=1) + "\n"
-
-
-def _of(profile: str) -> dict[str, Any]:
-    return {section: dict(keys) for section, keys in PROFILES[profile].items()}
 
 
 def _comment(text: str, indent: int) -> list[str]:

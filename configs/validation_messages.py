@@ -169,12 +169,13 @@ def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
     model = _model_at(root, sections)
     known = list(model.model_fields) if model is not None else []
     message = f"{_dotted(path)} = {shown(value)}: unknown key; "
-    if (same := _sections_of(root, key)) and key not in known:
-        return f"{message}did you mean {same[0]}.{key}?"
+    everywhere = _keys_of_sections(root)
+    if key in everywhere and key not in known:
+        return f"{message}did you mean {everywhere[key]}.{key}?"
     if (near := nearest(key, known)) is not None:
         return f"{message}did you mean {_dotted((*sections, near))}?"
-    if (elsewhere := _find_elsewhere(root, key)) is not None:
-        return f"{message}did you mean {elsewhere}?"
+    if (near := nearest(key, list(everywhere))) is not None:
+        return f"{message}did you mean {everywhere[near]}.{near}?"
     where = _dotted(tuple(sections)) if sections else "this level"
     return f"{message}the keys of {where} are {', '.join(known)}"
 
@@ -196,20 +197,11 @@ def _as_model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _sections_of(root: type[BaseModel], key: str) -> list[str]:
-    return [
-        section
-        for section, field in root.model_fields.items()
-        if (model := _as_model(field.annotation)) is not None and key in model.model_fields
-    ]
-
-
-def _find_elsewhere(root: type[BaseModel], key: str) -> str | None:
-    dotted = {
-        name: f"{section}.{name}"
-        for section, field in root.model_fields.items()
-        if (model := _as_model(field.annotation)) is not None
-        for name in model.model_fields
-    }
-    near = nearest(key, list(dotted))
-    return dotted[near] if near is not None else None
+def _keys_of_sections(root: type[BaseModel]) -> dict[str, str]:
+    """Return key -> the first section that has it."""
+    found: dict[str, str] = {}
+    for section, field in root.model_fields.items():
+        model = _as_model(field.annotation)
+        for key in model.model_fields if model is not None else ():
+            found.setdefault(key, section)
+    return found

@@ -84,10 +84,15 @@ def _resolve(given: Mapping[str, Any]) -> str:
     return "v4"
 
 
-def _of_release(value: str, given: Mapping[str, Any]) -> Effect:
-    if value != "latest":
-        raise Refusal("remora has one version; give latest, or leave it out")
-    return Effect({})
+def _only(*allowed: Any, otherwise: str, why: str, how: str = "") -> Means:
+    """Return the rule of a parameter of which remora has only the values `allowed`."""
+
+    def read(value: Any, given: Mapping[str, Any]) -> Effect:
+        if value not in allowed:
+            raise Refusal(otherwise)
+        return Effect({}, how)
+
+    return Means(keys=(), reads=read, why=why)
 
 
 def _of_extra(value: Any, given: Mapping[str, Any]) -> Harmless:
@@ -96,22 +101,13 @@ def _of_extra(value: Any, given: Mapping[str, Any]) -> Harmless:
     return Harmless("no options are given")
 
 
-def _llm_only(value: str, given: Mapping[str, Any]) -> Effect:
-    if value != "llm":
-        raise Refusal("not yet: other kinds than llm")
-    return Effect({})
+_LLM_ONLY = _only("llm", otherwise="not yet: other kinds than llm", why="llm; others are refused")
 
 
-def _same_type(value: str, given: Mapping[str, Any]) -> Effect:
+def _same_type(value: str, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     if value != given.get("model_type", "llm"):
         raise Refusal(f"model_type is {given.get('model_type', 'llm')}; make them agree")
-    return _llm_only(value, given)
-
-
-def _cache_kind(value: str, given: Mapping[str, Any]) -> Effect:
-    if value not in ("auto", "radix"):
-        raise Refusal("the only kind is radix, a tree of pages; set it to radix or auto")
-    return Effect({}, "a radix tree of pages")
+    return _LLM_ONLY.reads(value, given)
 
 
 def _no_options(value: Any, given: Mapping[str, Any]) -> Effect:
@@ -145,7 +141,11 @@ def _to_mode(settings: Settings) -> Any:
 
 RULES: Mapping[str, Rule] = {
     "backend.name": Means(keys=(), reads=_of_version, why="selects the parameters and values"),
-    "backend.version": Means(keys=(), reads=_of_release, why="latest; others are refused"),
+    "backend.version": _only(
+        "latest",
+        otherwise="remora has one version; give latest, or leave it out",
+        why="latest; others are refused",
+    ),
     "backend.extra_params": Means(keys=(), reads=_of_extra, why="see its parameters below"),
     f"{_EXTRA}context_length": Sets(key="model.context_length"),
     f"{_EXTRA}max_running_requests": Sets(key="engine.max_running_requests"),
@@ -188,7 +188,7 @@ RULES: Mapping[str, Rule] = {
         only=("", "public", "private"),
         otherwise="supported: public, private",
     ),
-    "model_type": Means(keys=(), reads=_llm_only, why="llm; others are refused"),
+    "model_type": _LLM_ONLY,
     "optimisations.model_type": Means(
         keys=(), reads=_same_type, why="the same as model_type; others are refused"
     ),
@@ -200,8 +200,12 @@ RULES: Mapping[str, Rule] = {
         how=f"float16 = not quantised. {WEIGHT_ONLY}",
     ),
     "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
-    "optimisations.attention_caching.type": Means(
-        keys=(), reads=_cache_kind, why="auto or radix; others are refused"
+    "optimisations.attention_caching.type": _only(
+        "auto",
+        "radix",
+        otherwise="the only kind is radix, a tree of pages; set it to radix or auto",
+        why="auto or radix; others are refused",
+        how="a radix tree of pages",
     ),
     "optimisations.attention_caching.extra_params": Means(
         keys=(), reads=_no_options, why="there are none; others are refused"
@@ -210,7 +214,7 @@ RULES: Mapping[str, Rule] = {
         "not yet: speculative decoding", off=("auto",)
     ),
     "tensor_parallel_size": Sets(key="parallel.tp_size"),
-    "type": Means(keys=(), reads=_llm_only, why="llm; others are refused"),
+    "type": _LLM_ONLY,
     "loras": Means(
         keys=("lora.adapters",),
         reads=lora_entries.of_objects,

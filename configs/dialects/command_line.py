@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from remora.configs.dialects.catalogue import (
@@ -21,7 +21,7 @@ from remora.configs.dialects.catalogue import (
 )
 from remora.configs.dialects.values import is_bool_text
 from remora.configs.errors import ConfigError
-from remora.configs.positions import Document, parse_yaml
+from remora.configs.positions import Document, parse_yaml, read_text
 from remora.configs.validation_messages import shown
 
 _CONFIG_FILE = "config"  # SGLang's option that names a YAML file
@@ -73,11 +73,9 @@ def _text(value: Any) -> str:
 
 def _without_launcher(tokens: Sequence[str]) -> list[str]:
     """Drop what precedes the first long option, such as `python -m module`."""
-    rest = list(tokens)
-    if rest and not rest[0].startswith("-"):
-        while rest and not rest[0].startswith("--"):
-            rest.pop(0)
-    return rest
+    if not tokens or tokens[0].startswith("-"):
+        return list(tokens)
+    return list(dropwhile(lambda token: not token.startswith("--"), tokens))
 
 
 def _options(system: System, tokens: list[str]) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def _options(system: System, tokens: list[str]) -> dict[str, Any]:
             raise ConfigError(f"{token}: expected an option that begins with --")
         name, equals, inline = token.partition("=")
         parameter = _find(system, name)
-        following = _values(tokens, position)
+        following = list(takewhile(lambda each: not each.startswith("--"), tokens[position:]))
         if equals:
             value: Any = inline
         elif parameter is not None and parameter.type == "bool":
@@ -106,7 +104,9 @@ def _options(system: System, tokens: list[str]) -> dict[str, Any]:
             if parameter is not None:
                 raise ConfigError(f"{name}: a value is missing; write it after the option")
             value = True
-        shown_name = parameter.name if parameter is not None and _is_short(system, name) else name
+        # An abbreviation stands for the whole name.
+        is_whole = plain(name) in spellings(system)
+        shown_name = name if parameter is None or is_whole else parameter.name
         given[shown_name] = _gathered(parameter, given.get(shown_name), value)
     return given
 
@@ -117,15 +117,6 @@ def _gathered(parameter: Parameter | None, before: Any, value: Any) -> Any:
         return value
     values = value if isinstance(value, list) else [value]
     return [*(before or []), *values]
-
-
-def _values(tokens: list[str], start: int) -> list[str]:
-    found = []
-    for token in tokens[start:]:
-        if token.startswith("--"):
-            break
-        found.append(token)
-    return found
 
 
 def _find(system: System, name: str) -> Parameter | None:
@@ -141,17 +132,13 @@ def _find(system: System, name: str) -> Parameter | None:
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _is_short(system: System, name: str) -> bool:
-    return plain(name) not in spellings(system)
-
-
 def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[str, Any]:
     """Add the options of SGLang's `--config` file, which the command line overrides."""
     written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
     if written is None:
         return given
     path = str(given[written])
-    document = parse_yaml(_text_of(path, f"{written} = "), path)
+    document = parse_yaml(read_text(path, f"{written} = "), path)
     data = document.data
     if not isinstance(data, dict):
         raise ConfigError(
@@ -176,7 +163,7 @@ def _read_documents(tokens: Sequence[str], documents: dict[str, Document]) -> di
     if not tokens:
         raise ConfigError("expected the JSON files of optimisation and pipeline; found none")
     for token in tokens:
-        text = _text_of(token)
+        text = read_text(token)
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -194,14 +181,3 @@ def _read_documents(tokens: Sequence[str], documents: dict[str, Document]) -> di
                 raise ConfigError(f"{token}: {key} has another value in another file; remove one")
             merged[key] = value
     return merged
-
-
-def _text_of(path: str, option: str = "") -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{option}{path}: no such file; give the path of one") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option}{path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise ConfigError(f"{option}{path}: cannot be read: {error.strerror}") from None

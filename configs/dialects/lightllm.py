@@ -17,6 +17,7 @@ from remora.configs.dialects.rules import (
     Rule,
     Sets,
     Settings,
+    never,
 )
 from remora.configs.dialects.shared_rules import (
     DTYPE,
@@ -57,14 +58,6 @@ def _of_modes(value: list[str], given: Mapping[str, Any]) -> Harmless:
         if mode not in _MODES:
             raise Refusal(f"{mode}: not yet: 8-bit KV cache, and kernels of other libraries")
     return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen automatically")
-
-
-def _of_tgi(value: Any, given: Mapping[str, Any]) -> Settings:
-    return {"api.generate_dialect": "tgi" if value else "lightllm"}
-
-
-def _to_tgi(settings: Settings) -> Any:
-    return {"tgi": True, "lightllm": False}.get(settings.get("api.generate_dialect", ""), UNSAID)
 
 
 def _of_grouping(value: list[str], given: Mapping[str, Any]) -> Settings:
@@ -109,6 +102,12 @@ def _of_chunk(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
     return {"engine.prefill_chunk_tokens": value}
 
 
+def _of_stats(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if given.get("--disable_log_stats"):
+        return Harmless("it has no effect with --disable_log_stats")
+    return {"metrics.log_stats_period_s": float(value)}
+
+
 def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:
     return {"metrics.log_stats_period_s": None if value else given.get("--log_stats_interval", 10)}
 
@@ -116,12 +115,6 @@ def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:
 def _to_no_stats(settings: Settings) -> Any:
     key = "metrics.log_stats_period_s"
     return True if key in settings and settings[key] is None else UNSAID
-
-
-def _of_stats(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    if given.get("--disable_log_stats"):
-        return Harmless("it has no effect with --disable_log_stats")
-    return {"metrics.log_stats_period_s": float(value)}
 
 
 _NO_FLASHINFER = Refused("not offered: FlashInfer; attention uses Triton kernels")
@@ -170,7 +163,8 @@ RULES: Mapping[str, Rule] = {
     "--return_all_prompt_logprobs": Sets(key="api.prompt_logprobs"),
     "--first_token_constraint_mode": Means(
         keys=("grammar.first_token_ids",),
-        reads=_of_first_tokens,  # the ids are in the environment
+        reads=_of_first_tokens,
+        writes=never,  # the ids are in the environment
     ),
     "--nccl_port": Sets(key="parallel.rendezvous_port", how="for the ranks of one replica"),
     "--metric_gateway": Means(
@@ -178,7 +172,6 @@ RULES: Mapping[str, Rule] = {
         reads=lambda value, given: {
             "metrics.push_url": value if "://" in value else f"http://{value}"
         },
-        writes=lambda settings: settings.get("metrics.push_url", UNSAID),
     ),
     "--job_name": Sets(key="metrics.push_job"),
     "--push_interval": Sets(key="metrics.push_period_s"),
@@ -192,16 +185,8 @@ RULES: Mapping[str, Rule] = {
     "--disable_log_stats": Means(
         keys=("metrics.log_stats_period_s",), reads=_of_no_stats, writes=_to_no_stats
     ),
-    "--log_stats_interval": Means(
-        keys=("metrics.log_stats_period_s",),
-        reads=_of_stats,
-        writes=lambda settings: settings.get("metrics.log_stats_period_s", UNSAID),
-    ),
-    "--chunked_prefill_size": Means(
-        keys=("engine.prefill_chunk_tokens",),
-        reads=_of_chunk,
-        writes=lambda settings: settings.get("engine.prefill_chunk_tokens", UNSAID),
-    ),
+    "--log_stats_interval": Means(keys=("metrics.log_stats_period_s",), reads=_of_stats),
+    "--chunked_prefill_size": Means(keys=("engine.prefill_chunk_tokens",), reads=_of_chunk),
     "--use_reward_model": Sets(
         key="model.task",
         table={True: "reward"},
@@ -225,7 +210,9 @@ RULES: Mapping[str, Rule] = {
         writes=_to_quantisation,
         how=WEIGHT_ONLY,
     ),
-    "--use_tgi_api": Means(keys=("api.generate_dialect",), reads=_of_tgi, writes=_to_tgi),
+    "--use_tgi_api": Sets(
+        key="api.generate_dialect", table={True: "tgi", False: "lightllm"}, strict=True
+    ),
     "--tool_call_parser": TOOLS,
     "--reasoning_parser": REASONING,
     "--output_constraint_mode": Sets(key="grammar.backend"),

@@ -62,21 +62,11 @@ def _of_multi_block(value: bool, given: Mapping[str, Any]) -> Harmless | Setting
     return {"engine.attention_splits": 1}
 
 
-def _of_timeline(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not value:
-        return Harmless("nothing is profiled")
-    return {"debug.profile_dir": given.get("--torch-cuda-profiler-dir") or "."}
-
-
 def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("requests over the limit are refused")
     limit = given.get("--concurrency-limit", _CONCURRENCY)
     return {"api.wait_when_busy": True, "api.max_concurrent_requests": limit}
-
-
-def _of_tracing(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
-    return {"debug.trace_memory_s": 60.0} if value else Harmless("memory is not traced")
 
 
 def _of_stacks(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
@@ -112,19 +102,24 @@ RULES: Mapping[str, Rule] = {
     "--concurrency-with-block": Means(
         keys=("api.wait_when_busy", "api.max_concurrent_requests"),
         reads=_of_blocking,
-        writes=lambda settings: settings.get("api.wait_when_busy", UNSAID),
     ),
     "--ft-core-dump-on-exception": Sets(key="debug.core_dump"),
     "--torch-cuda-profiler-dir": Sets(key="debug.profile_dir", unset={"": "nothing is profiled"}),
     "--gen-timeline-sync": Means(
         keys=("debug.profile_dir",),
-        reads=_of_timeline,
+        reads=lambda value, given: (
+            {"debug.profile_dir": given.get("--torch-cuda-profiler-dir") or "."}
+            if value
+            else Harmless("nothing is profiled")
+        ),
         writes=lambda settings: "debug.profile_dir" in settings or UNSAID,
         how="a torch profiler trace, between /start_profile and /stop_profile",
     ),
     "--trace-memory": Means(
         keys=("debug.trace_memory_s",),
-        reads=_of_tracing,
+        reads=lambda value, given: (
+            {"debug.trace_memory_s": 60.0} if value else Harmless("memory is not traced")
+        ),
         writes=lambda settings: "debug.trace_memory_s" in settings or UNSAID,
         how="logs the Python source lines whose memory has grown, every minute",
     ),

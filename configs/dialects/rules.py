@@ -2,13 +2,16 @@
 
 A rule reads a value into settings (remora's keys), and writes settings as a value, so that a
 configuration can be converted from one dialect to another. A dialect is a table of rules.
+
+Of every rule, `keys` are those that it may set (tests observe the effect of the first), and `how`
+is the difference from the original server; "" = none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 Settings = Mapping[str, Any]  # by dotted key of remora, such as engine.page_size
 
@@ -39,31 +42,9 @@ class Unsaid:
 UNSAID = Unsaid()
 
 
-class Rule(Protocol):
-    """The rule of one parameter.
-
-    keys:  keys that it may set; tests observe the effect of the first
-    how:   the difference from the original server; "" = none
-    why:   the reason, if it has no effect or is refused
-    """
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys that it may set."""
-        ...
-
-    @property
-    def how(self) -> str:
-        """The difference from the original server."""
-        ...
-
-    def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Return the effect of `value`; `given`: all parameters. Raises Refusal."""
-        ...
-
-    def write(self, settings: Settings) -> list[Any]:
-        """Return values that express `settings`, the simplest first; [] = there is none."""
-        ...
+def never(_settings: Settings) -> Any:
+    """Write no value, whatever the settings."""
+    return UNSAID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +116,14 @@ class Sets:
 class Means:
     """A rule made of functions, for several keys or for values that depend on other parameters.
 
+    writes:     None = the value of the first key
     effective:  whether any value has an effect
+    why:        the reason, if it has no effect or is refused
     """
 
     keys: tuple[str, ...]
     reads: Callable[[Any, Mapping[str, Any]], Effect | Harmless | Settings]
-    writes: Callable[[Settings], Any] = lambda _settings: UNSAID
+    writes: Callable[[Settings], Any] | None = None
     how: str = ""
     effective: bool = True
     why: str = ""
@@ -151,20 +134,33 @@ class Means:
         return meant if isinstance(meant, Effect | Harmless) else Effect(meant, self.how)
 
     def write(self, settings: Settings) -> list[Any]:
-        """Call `writes`."""
-        value = self.writes(settings)
+        """Call `writes`, or return the value of the first key."""
+        if self.writes is not None:
+            value = self.writes(settings)
+        else:
+            value = settings.get(self.keys[0], UNSAID) if self.keys else UNSAID
         return [] if value is UNSAID else [value]
 
 
+class _SetsNothing:
+    """Base class of rules without keys."""
+
+    __slots__ = ()
+    keys: ClassVar[tuple[str, ...]] = ()
+    how: ClassVar[str] = ""
+
+    def write(self, settings: Settings) -> list[Any]:
+        """Return nothing."""
+        return []
+
+
 @dataclass(frozen=True, slots=True)
-class NoEffect:
+class NoEffect(_SetsNothing):
     """A parameter without effect, for any value or for those in `only`."""
 
     why: str
     only: tuple[Any, ...] = ()
     otherwise: str = ""
-    keys: tuple[str, ...] = ()
-    how: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
         """Return the reason. Raises Refusal for values not in `only`."""
@@ -172,13 +168,9 @@ class NoEffect:
             raise Refusal(self.otherwise)
         return Harmless(self.why)
 
-    def write(self, settings: Settings) -> list[Any]:
-        """Return nothing."""
-        return []
-
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(_SetsNothing):
     """A feature that remora does not have. Values that turn it off have no effect.
 
     off:  such values, in addition to the parameter's default, None, False, 0 and empty values
@@ -186,8 +178,6 @@ class Refused:
 
     why: str
     off: tuple[Any, ...] = ()
-    keys: tuple[str, ...] = ()
-    how: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
         """Raise Refusal unless the value turns the feature off."""
@@ -195,9 +185,8 @@ class Refused:
             return Harmless(f"it is off here too ({self.why})")
         raise Refusal(self.why)
 
-    def write(self, settings: Settings) -> list[Any]:
-        """Return nothing."""
-        return []
+
+Rule = Sets | Means | NoEffect | Refused
 
 
 def not_yet(capability: str, near: str = "") -> Refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remora.configs.dialects import lora_entries, priorities
+from remora.configs.dialects import lora_entries
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -24,7 +24,6 @@ from remora.configs.dialects.shared_rules import (
     REASONING,
     TOOLS,
     TRUST_CODE,
-    WEIGHT_ONLY,
     edges,
     memory_share,
     no_graphs,
@@ -57,11 +56,7 @@ _BALANCING = {
 }
 
 RULES: Mapping[str, Rule] = {
-    "--config": Means(
-        keys=(),
-        reads=values.of_config_file,
-        why="its options are read; the command line overrides them",
-    ),
+    "--config": values.CONFIG_FILE,
     # model
     "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
@@ -87,16 +82,9 @@ RULES: Mapping[str, Rule] = {
         otherwise="not yet: quantised checkpoints; --torchao-config int8wo or int4wo-32 quantises "
         "weights on a CPU",
     ),
-    "--torchao-config": Means(
-        keys=("model.quantization",),
-        reads=values.of_torchao,
-        writes=values.to_torchao,
-        how=WEIGHT_ONLY,
-    ),
+    "--torchao-config": values.TORCHAO,
     "--json-model-override-args": Sets(key="model.config_overrides"),
-    "--model-loader-extra-config": Means(
-        keys=("model.load_threads",), reads=values.of_loader, writes=values.to_loader
-    ),
+    "--model-loader-extra-config": values.LOADER,
     "--weight-loader-disable-mmap": Sets(key="model.mmap", invert=True),
     "--delete-ckpt-after-loading": Sets(key="model.delete_after_load"),
     # HTTP
@@ -139,12 +127,8 @@ RULES: Mapping[str, Rule] = {
     "--enable-tokenizer-batch-encode": NoEffect(
         "the prompts of a request are always tokenised together"
     ),
-    "--enable-dynamic-batch-tokenizer": Means(
-        keys=("api.tokenizer_batch_size",), reads=values.of_gathering, writes=values.to_gathering
-    ),
-    "--dynamic-batch-tokenizer-batch-size": only_with(
-        "--enable-dynamic-batch-tokenizer", "api.tokenizer_batch_size", values.to_gathered
-    ),
+    "--enable-dynamic-batch-tokenizer": values.GATHERING,
+    "--dynamic-batch-tokenizer-batch-size": values.GATHERED,
     "--dynamic-batch-tokenizer-batch-timeout": Sets(key="api.tokenizer_batch_wait_s"),
     # memory and scheduling
     "--mem-fraction-static": memory_share("--max-total-tokens"),
@@ -161,43 +145,22 @@ RULES: Mapping[str, Rule] = {
     "--disable-hybrid-swa-memory": Sets(
         key="engine.window_pages", table={True: "off", False: "auto"}
     ),
-    "--chunked-prefill-size": Means(
-        keys=("engine.prefill_chunk_tokens", "engine.chunked_prefill"),
-        reads=values.of_chunk,
-        writes=values.to_chunk,
-    ),
+    "--chunked-prefill-size": values.CHUNK,
     "--max-prefill-tokens": Sets(key="engine.max_prefill_tokens"),
     "--max-running-requests": Sets(key="engine.max_running_requests"),
     "--max-queued-requests": Sets(key="engine.max_queued_requests"),
     "--disable-radix-cache": Sets(key="engine.prefix_cache", invert=True),
     "--schedule-conservativeness": Sets(key="engine.schedule_conservativeness"),
     "--schedule-low-priority-values-first": Sets(key="engine.low_priority_first"),
-    "--schedule-policy": Means(
-        keys=("engine.schedule_policy", "engine.use_priorities"),
-        reads=values.of_policy,
-        writes=lambda settings: settings.get("engine.schedule_policy", UNSAID),
-    ),
-    "--enable-priority-scheduling": Means(
-        keys=("engine.use_priorities", "engine.priority_preemption_gap"),
-        reads=priorities.of_switch,
-        writes=priorities.to_switch,
-    ),
-    "--priority-scheduling-preemption-threshold": Means(
-        keys=("engine.priority_preemption_gap",),
-        reads=priorities.of_threshold,
-        writes=priorities.to_threshold,
-    ),
+    "--schedule-policy": values.POLICY,
+    "--enable-priority-scheduling": values.PRIORITIES,
+    "--priority-scheduling-preemption-threshold": values.THRESHOLD,
     "--enable-mixed-chunk": Sets(key="engine.mixed_steps"),
     "--num-continuous-decode-steps": Sets(key="engine.admission_interval_steps"),
     "--scheduler-recv-interval": Sets(key="engine.poll_interval_steps"),
     "--num-reserved-decode-tokens": Sets(key="engine.min_reserved_tokens"),
     "--disable-overlap-schedule": Sets(key="engine.overlap", invert=True),
-    "--preferred-sampling-params": Means(
-        keys=tuple(f"sampling.{key}" for key in values.PREFERRED.values()),
-        reads=values.of_preferred,
-        writes=values.to_preferred,
-        how="also the defaults of the other APIs, and returned by /get_model_info",
-    ),
+    "--preferred-sampling-params": values.PREFERRED,
     "--enable-custom-logit-processor": Refused(
         "code that clients send is never run; list processors in engine.logit_processors, and "
         "requests select one by name"
@@ -221,8 +184,8 @@ RULES: Mapping[str, Rule] = {
     "--attention-backend": Sets(
         key="engine.attention_backend", table=values.ATTENTION, strict=True
     ),
-    "--prefill-attention-backend": Means(keys=("engine.attention_backend",), reads=values.of_phase),
-    "--decode-attention-backend": Means(keys=("engine.attention_backend",), reads=values.of_phase),
+    "--prefill-attention-backend": values.PHASE,
+    "--decode-attention-backend": values.PHASE,
     "--triton-attention-num-kv-splits": Sets(key="engine.attention_splits"),
     "--triton-attention-split-tile-size": Sets(key="engine.attention_split_tokens"),
     "--enable-deterministic-inference": Sets(key="engine.deterministic"),
@@ -235,11 +198,7 @@ RULES: Mapping[str, Rule] = {
     "--disable-cuda-graph-padding": Sets(key="engine.graph_padding", invert=True),
     "--enable-cudagraph-gc": Sets(key="engine.graph_gc"),
     # LoRA
-    "--enable-lora": Means(
-        keys=("lora.dynamic",),
-        reads=values.of_lora,
-        writes=lambda settings: settings.get("lora.dynamic", UNSAID),
-    ),
+    "--enable-lora": values.LORA,
     "--lora-paths": Means(
         keys=("lora.adapters", "lora.dynamic"),
         reads=lora_entries.of_texts,
@@ -278,27 +237,17 @@ RULES: Mapping[str, Rule] = {
     # logs
     "--log-level": LOG_LEVEL,
     "--log-level-http": Sets(key="metrics.access_log_level", table=LEVELS, hows=CRITICAL),
-    "--log-requests": Means(
-        keys=("metrics.log_requests",), reads=values.of_log_requests, writes=values.to_log_requests
-    ),
-    "--log-requests-level": Means(
-        keys=("metrics.log_requests",), reads=values.of_log_level, writes=values.to_log_level
-    ),
+    "--log-requests": values.LOG_REQUESTS,
+    "--log-requests-level": values.LOG_DETAIL,
     "--enable-request-time-stats-logging": Sets(key="metrics.log_request_times"),
     "--decode-log-interval": Sets(key="metrics.log_step_interval"),
     "--gc-warning-threshold-secs": Sets(
         key="metrics.log_gc_s", unset={0.0: "collections are not logged"}
     ),
     "--show-time-cost": Sets(key="debug.log_step_times", how="one line per step"),
-    "--enable-trace": Means(
-        keys=("metrics.trace_endpoint",), reads=values.of_trace, writes=values.to_trace
-    ),
+    "--enable-trace": values.TRACE,
     "--otlp-traces-endpoint": only_with("--enable-trace", "metrics.trace_endpoint"),
-    "--kv-events-config": Means(
-        keys=("engine.kv_events_endpoint", "engine.kv_events_topic"),
-        reads=values.of_kv_events,
-        writes=values.to_kv_events,
-    ),
+    "--kv-events-config": values.KV_EVENTS,
     "--enable-nan-detection": NoEffect(
         "NaN and infinite logits are always detected, and end the affected request"
     ),
@@ -310,7 +259,6 @@ RULES: Mapping[str, Rule] = {
             "engine.cpu_kernels": "torch",
             "engine.device": "cpu",
         },
-        writes=lambda settings: settings.get("debug.tensor_dump_dir", UNSAID),
         how="safetensors files; runs torch kernels on a CPU",
     ),
     "--debug-tensor-dump-input-file": Sets(

@@ -1,6 +1,6 @@
-"""Functions for SGLang's parameters whose values are not simply the value of a key.
+"""Rules for SGLang's parameters whose values are not simply the value of a key.
 
-`of_x` reads a value, given all parameters; `to_x` writes the value for settings.
+`_of_x` reads a value, given all parameters; `_to_x` writes the value for settings.
 """
 
 from __future__ import annotations
@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.dialects.rules import UNSAID, Effect, Harmless, Refusal, Settings
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Effect,
+    Harmless,
+    Means,
+    Refusal,
+    Settings,
+    never,
+)
+from remora.configs.dialects.shared_rules import WEIGHT_ONLY, only_with
 
 ATTENTION = {"triton": "triton", "torch_native": "torch"}
-PREFERRED = {
+_THRESHOLD = 10  # SGLang's default
+_PREFERRED = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -24,22 +34,26 @@ PREFERRED = {
 _REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
 
 
-def of_chunk(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    """Return what `--chunked-prefill-size` means; may raise Refusal."""
+def _of_chunk(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     if value == -1:
         return {"engine.chunked_prefill": False}
     return {"engine.prefill_chunk_tokens": value}
 
 
-def to_chunk(settings: Settings) -> Any:
-    """Return the value of `--chunked-prefill-size` that says the settings."""
+def _to_chunk(settings: Settings) -> Any:
     if settings.get("engine.chunked_prefill") is False:
         return -1
     return settings.get("engine.prefill_chunk_tokens", UNSAID)
 
 
-def of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    """Return what `--enable-lora` means; may raise Refusal."""
+CHUNK = Means(
+    keys=("engine.prefill_chunk_tokens", "engine.chunked_prefill"),
+    reads=_of_chunk,
+    writes=_to_chunk,
+)
+
+
+def _of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     if value:
         return {"lora.dynamic": True}
     if given.get("--lora-paths"):
@@ -47,8 +61,10 @@ def of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Setting
     return {"lora.dynamic": False}
 
 
-def of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Read `--model-loader-extra-config`: enable_multithread_load and num_threads."""
+LORA = Means(keys=("lora.dynamic",), reads=_of_lora)
+
+
+def _of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
         raise Refusal("expected an object of enable_multithread_load and num_threads")
     if not value:
@@ -57,8 +73,7 @@ def of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     return {"model.load_threads": value.get("num_threads", 8) if is_many else 1}
 
 
-def to_loader(settings: Settings) -> Any:
-    """Return the value of `--model-loader-extra-config` that says the settings."""
+def _to_loader(settings: Settings) -> Any:
     threads = settings.get("model.load_threads")
     if threads is None:
         return UNSAID
@@ -67,20 +82,23 @@ def to_loader(settings: Settings) -> Any:
     return {"enable_multithread_load": True, "num_threads": threads}
 
 
-def of_trace(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--enable-trace` means; may raise Refusal."""
+LOADER = Means(keys=("model.load_threads",), reads=_of_loader, writes=_to_loader)
+
+
+def _of_trace(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("no spans are sent")
     return {"metrics.trace_endpoint": given.get("--otlp-traces-endpoint", "localhost:4317")}
 
 
-def to_trace(settings: Settings) -> Any:
-    """Return the value of `--enable-trace` that says the settings."""
+def _to_trace(settings: Settings) -> Any:
     return "metrics.trace_endpoint" in settings or UNSAID
 
 
-def of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--kv-events-config` means; may raise Refusal."""
+TRACE = Means(keys=("metrics.trace_endpoint",), reads=_of_trace, writes=_to_trace)
+
+
+def _of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     known = {"publisher", "endpoint", "topic", "enable_kv_cache_events"}
     if not isinstance(value, Mapping) or value.keys() - known:
         raise Refusal(f"expected an object of {', '.join(sorted(known))}")
@@ -93,8 +111,7 @@ def of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     return {"engine.kv_events_endpoint": value.get("endpoint", "tcp://*:5557"), **topic}
 
 
-def to_kv_events(settings: Settings) -> Any:
-    """Return the value of `--kv-events-config` that says the settings."""
+def _to_kv_events(settings: Settings) -> Any:
     if "engine.kv_events_endpoint" not in settings:
         return UNSAID
     return {
@@ -104,78 +121,106 @@ def to_kv_events(settings: Settings) -> Any:
     }
 
 
-def of_preferred(value: Any, given: Mapping[str, Any]) -> Settings:
-    """Return what `--preferred-sampling-params` means; may raise Refusal."""
-    if not isinstance(value, Mapping) or value.keys() - PREFERRED.keys():
-        raise Refusal(f"expected an object of {', '.join(PREFERRED)}")
-    return {f"sampling.{PREFERRED[key]}": each for key, each in value.items()}
+KV_EVENTS = Means(
+    keys=("engine.kv_events_endpoint", "engine.kv_events_topic"),
+    reads=_of_kv_events,
+    writes=_to_kv_events,
+)
 
 
-def to_preferred(settings: Settings) -> Any:
-    """Return the value of `--preferred-sampling-params` that says the settings."""
+def _of_preferred(value: Any, given: Mapping[str, Any]) -> Settings:
+    if not isinstance(value, Mapping) or value.keys() - _PREFERRED.keys():
+        raise Refusal(f"expected an object of {', '.join(_PREFERRED)}")
+    return {f"sampling.{_PREFERRED[key]}": each for key, each in value.items()}
+
+
+def _to_preferred(settings: Settings) -> Any:
     found = {
         theirs: settings[f"sampling.{ours}"]
-        for theirs, ours in PREFERRED.items()
+        for theirs, ours in _PREFERRED.items()
         if settings.get(f"sampling.{ours}") is not None
     }
     return found or UNSAID
 
 
-def of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
-    """Refuse `--config` in a file; `command_line.py` reads it on a command line."""
+PREFERRED = Means(
+    keys=tuple(f"sampling.{key}" for key in _PREFERRED.values()),
+    reads=_of_preferred,
+    writes=_to_preferred,
+    how="also the defaults of the other APIs, and returned by /get_model_info",
+)
+
+
+def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
+    # `command_line.py` reads it on a command line.
     raise Refusal("write the file's options here; only a command line reads the file")
 
 
-def of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
-    """Return what `--enable-dynamic-batch-tokenizer` means; may raise Refusal."""
+CONFIG_FILE = Means(
+    keys=(),
+    reads=_of_config_file,
+    why="its options are read; the command line overrides them",
+)
+
+
+def _of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
     size = given.get("--dynamic-batch-tokenizer-batch-size", 32)
     return {"api.tokenizer_batch_size": size if value else 1}
 
 
-def to_gathering(settings: Settings) -> Any:
-    """Return the value of `--enable-dynamic-batch-tokenizer` that says the settings."""
+def _to_gathering(settings: Settings) -> Any:
     return settings.get("api.tokenizer_batch_size", 1) > 1
 
 
-def to_gathered(settings: Settings) -> Any:
-    """Return the value of `--dynamic-batch-tokenizer-batch-size` that says the settings."""
+GATHERING = Means(keys=("api.tokenizer_batch_size",), reads=_of_gathering, writes=_to_gathering)
+
+
+def _to_gathered(settings: Settings) -> Any:
     size = settings.get("api.tokenizer_batch_size", 1)
     return size if size > 1 else UNSAID
 
 
-def of_policy(value: str, given: Mapping[str, Any]) -> Settings:
-    """Return what `--schedule-policy` means; may raise Refusal."""
+GATHERED = only_with("--enable-dynamic-batch-tokenizer", "api.tokenizer_batch_size", _to_gathered)
+
+
+def _of_policy(value: str, given: Mapping[str, Any]) -> Settings:
     if value == "priority":
         return {"engine.schedule_policy": "fcfs", "engine.use_priorities": True}
     return {"engine.schedule_policy": value}
 
 
-def of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
-    """Return what `--log-requests` means; may raise Refusal."""
+POLICY = Means(keys=("engine.schedule_policy", "engine.use_priorities"), reads=_of_policy)
+
+
+def _of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
     level = given.get("--log-requests-level", 2)
     return {"metrics.log_requests": _REQUEST_LEVELS[level] if value else "none"}
 
 
-def to_log_requests(settings: Settings) -> Any:
-    """Return the value of `--log-requests` that says the settings."""
+def _to_log_requests(settings: Settings) -> Any:
     return settings.get("metrics.log_requests", "none") != "none"
 
 
-def of_log_level(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--log-requests-level` means; may raise Refusal."""
+LOG_REQUESTS = Means(
+    keys=("metrics.log_requests",), reads=_of_log_requests, writes=_to_log_requests
+)
+
+
+def _of_log_level(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
     if not given.get("--log-requests"):
         return Harmless("it has no effect without --log-requests")
     return {"metrics.log_requests": _REQUEST_LEVELS[value]}
 
 
-def to_log_level(settings: Settings) -> Any:
-    """Return the value of `--log-requests-level` that says the settings."""
+def _to_log_level(settings: Settings) -> Any:
     detail = settings.get("metrics.log_requests")
     return _REQUEST_LEVELS.index(detail) if detail in _REQUEST_LEVELS else UNSAID
 
 
-def of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    """Return what `--prefill-attention-backend` means; may raise Refusal."""
+LOG_DETAIL = Means(keys=("metrics.log_requests",), reads=_of_log_level, writes=_to_log_level)
+
+
+def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     others = (
         given.get("--attention-backend"),
         given.get("--prefill-attention-backend"),
@@ -188,8 +233,10 @@ def of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settin
     raise Refusal("prefill and decode use the same backend: triton or torch_native")
 
 
-def of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--torchao-config` means; may raise Refusal."""
+PHASE = Means(keys=("engine.attention_backend",), reads=_of_phase, writes=never)
+
+
+def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("weights are not quantised")
     if value == "int8wo":
@@ -199,7 +246,50 @@ def of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     raise Refusal("not yet: 8-bit floats and quantised activations; use int8wo or int4wo-32")
 
 
-def to_torchao(settings: Settings) -> Any:
-    """Return the value of `--torchao-config` that says the settings."""
+def _to_torchao(settings: Settings) -> Any:
     known = {"int8": "int8wo", "int4": "int4wo-32"}
     return known.get(settings.get("model.quantization", ""), UNSAID)
+
+
+TORCHAO = Means(
+    keys=("model.quantization",), reads=_of_torchao, writes=_to_torchao, how=WEIGHT_ONLY
+)
+
+
+def _of_priorities(value: bool, given: Mapping[str, Any]) -> Settings:
+    if not value:
+        return {"engine.use_priorities": False}
+    # In SGLang the switch also enables preemption by the threshold.
+    gap = max(0, given.get("--priority-scheduling-preemption-threshold", _THRESHOLD) - 1)
+    return {"engine.use_priorities": True, "engine.priority_preemption_gap": gap}
+
+
+def _to_priorities(settings: Settings) -> Any:
+    if settings.get("engine.priority_preemption_gap") is not None:
+        return settings.get("engine.use_priorities", True)
+    return False if settings.get("engine.use_priorities") is False else UNSAID
+
+
+PRIORITIES = Means(
+    keys=("engine.use_priorities", "engine.priority_preemption_gap"),
+    reads=_of_priorities,
+    writes=_to_priorities,
+)
+
+
+def _of_threshold(value: int, given: Mapping[str, Any]) -> Effect | Harmless:
+    if not given.get("--enable-priority-scheduling"):
+        return Harmless("it has no effect without --enable-priority-scheduling")
+    # SGLang preempts at the threshold, remora above the gap.
+    how = "" if value >= 1 else "an equal priority never preempts"
+    return Effect({"engine.priority_preemption_gap": max(0, value - 1)}, how)
+
+
+def _to_threshold(settings: Settings) -> Any:
+    gap = settings.get("engine.priority_preemption_gap")
+    return UNSAID if gap is None else gap + 1
+
+
+THRESHOLD = Means(
+    keys=("engine.priority_preemption_gap",), reads=_of_threshold, writes=_to_threshold
+)

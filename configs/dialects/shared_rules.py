@@ -62,10 +62,7 @@ def memory_share(tokens: str) -> Means:
         return {"engine.total_mem_fraction": value}
 
     return Means(
-        keys=("engine.total_mem_fraction",),
-        reads=read,
-        writes=lambda settings: settings.get("engine.total_mem_fraction", UNSAID),
-        how="includes the memory of a step",
+        keys=("engine.total_mem_fraction",), reads=read, how="includes the memory of a step"
     )
 
 
@@ -77,11 +74,7 @@ def only_with(switch: str, key: str, writes: Callable[[Settings], Any] | None = 
             return Harmless(f"it has no effect without {switch}")
         return {key: value}
 
-    return Means(
-        keys=(key,),
-        reads=read,
-        writes=writes or (lambda settings: settings.get(key, UNSAID)),
-    )
+    return Means(keys=(key,), reads=read, writes=writes)
 
 
 def no_graphs(limit: str) -> Means:
@@ -151,4 +144,4 @@ def secret(key: str) -> Means:
             "env:NAME or file:/path"
         )
 
-    return Means(keys=(key,), reads=read, writes=lambda settings: settings.get(key, UNSAID))
+    return Means(keys=(key,), reads=read)
