@@ -61,24 +61,16 @@ def plan_device(
     has_adapters:   whether there are adapter slots
     is_capturable:  whether the model's steps can be captured as graphs
     """
-    plan = _plan_device(
-        config, device, has_triton, max_running, has_adapters, is_capturable=is_capturable
-    )
+    if config.engine.deterministic:
+        _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
+    plan = _plan_device(config, device, has_triton, max_running, is_capturable)
     return replace(plan, compiled_rows=_compiled_rows(config, max_running))
 
 
 def _plan_device(
-    config: ServeConfig,
-    device: str,
-    has_triton: bool,
-    max_running: int,
-    has_adapters: bool,
-    *,
-    is_capturable: bool,
+    config: ServeConfig, device: str, has_triton: bool, max_running: int, is_capturable: bool
 ) -> DevicePlan:
     engine = config.engine
-    if engine.deterministic:
-        _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
     if device == "cpu":
         _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", triton=True)
         _refuse_splits(config)
@@ -89,41 +81,41 @@ def _plan_device(
             "or set the key to auto"
         )
     by_triton = has_triton and engine.attention_backend != "torch"
-    backend: Backend = "triton" if by_triton else "torch"
-    if config.parallel.num_ranks > 1:
-        _refuse(
-            config,
+    launched = DevicePlan(  # without graphs and overlap
+        attention_backend="triton" if by_triton else "torch",
+        splits=engine.attention_splits,
+        split_tokens=engine.attention_split_tokens,
+    )
+    for is_launched, reason, advice in (
+        (
+            config.parallel.num_ranks > 1,
             "several ranks launch their steps one by one",
-            "leave it out, or set parallel.tp_size and pp_size to 1",
-        )
-        if not by_triton:
-            _refuse_splits(config)
-        return _launched(config, backend)
-    if not by_triton:
-        _refuse_splits(config)
-        _refuse(
-            config,
+            ", or set parallel.tp_size and pp_size to 1",
+        ),
+        (
+            not by_triton,
             "torch's attention reads lengths on the host",
-            "leave it out, or set engine.attention_backend to triton",
-        )
-        return DevicePlan(attention_backend=backend)
-    if not is_capturable:
-        _refuse(
-            config,
+            ", or set engine.attention_backend to triton",
+        ),
+        (
+            not is_capturable,
             "transformers' code runs the model, whose steps launch one by one",
-            "leave it out",
-        )
-        return _launched(config, backend)
-    return DevicePlan(
-        attention_backend=backend,
+            "",
+        ),
+    ):
+        if is_launched:
+            _refuse(config, reason, f"leave it out{advice}")
+            if not by_triton:
+                _refuse_splits(config)
+            return launched
+    return replace(
+        launched,
         graph_sizes=_graph_sizes(config, max_running),
         graph_padding=engine.graph_padding,
         graph_max_tokens=engine.graph_max_tokens,
         graph_gc=engine.graph_gc,
         overlap=engine.overlap is not False,
         deterministic=engine.deterministic,
-        splits=engine.attention_splits,
-        split_tokens=engine.attention_split_tokens,
     )
 
 
@@ -132,30 +124,16 @@ def _compiled_rows(config: ServeConfig, max_running: int) -> int:
     engine = config.engine
     if not engine.compile:
         return 0
-    for reason, is_fault in (
-        ("needs one rank; set parallel.tp_size and pp_size to 1", config.parallel.num_ranks > 1),
-        (
-            "native kernels are compiled already; leave it or engine.cpu_kernels out",
-            engine.cpu_kernels == "native",
-        ),
-        ("excludes engine.deterministic; leave one of them out", engine.deterministic),
-        (
-            "excludes debug.tensor_dump_dir; leave one of them out",
-            config.debug.tensor_dump_dir is not None,
-        ),
+    is_native, dumps = engine.cpu_kernels == "native", config.debug.tensor_dump_dir is not None
+    for is_fault, reason in (
+        (config.parallel.num_ranks > 1, "needs one rank; set parallel.tp_size and pp_size to 1"),
+        (is_native, "native kernels are compiled already; leave it or engine.cpu_kernels out"),
+        (engine.deterministic, "excludes engine.deterministic; leave one of them out"),
+        (dumps, "excludes debug.tensor_dump_dir; leave one of them out"),
     ):
         if is_fault:
             raise ConfigError(f"engine.compile = true: {reason}")
     return min(engine.compile_max_rows, max_running)
-
-
-def _launched(config: ServeConfig, backend: Backend) -> DevicePlan:
-    """Return a plan without graphs and overlap."""
-    return DevicePlan(
-        attention_backend=backend,
-        splits=config.engine.attention_splits,
-        split_tokens=config.engine.attention_split_tokens,
-    )
 
 
 def _refuse_splits(config: ServeConfig) -> None:
@@ -210,22 +188,14 @@ def _check_deterministic(
 def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = False) -> None:
     """Raise ConfigError for a written key that the device does not support."""
     engine = config.engine
+    graph_keys = [key for key in type(engine).model_fields if key.startswith("graph_")]
     asked = {
+        key: key in engine.model_fields_set and engine.graph_max_rows != 0 for key in graph_keys
+    }
+    asked |= {
         "overlap": engine.overlap is True,
         "graph_max_rows": bool(engine.graph_max_rows),
         "attention_backend": triton and engine.attention_backend == "triton",
-    }
-    asked |= {
-        key: key in engine.model_fields_set and engine.graph_max_rows != 0
-        for key in (
-            "graph_rows",
-            "graph_padding",
-            "graph_max_tokens",
-            "graph_gc",
-            "graph_split",
-            "graph_fine",
-            "graph_step",
-        )
     }
     for key, is_asked in asked.items():
         if is_asked:

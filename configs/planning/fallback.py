@@ -10,43 +10,24 @@ REASON = "the model is run by transformers' code"
 
 def check_fallback(config: ServeConfig) -> None:
     """Raise ConfigError for keys that only remora's own model implementations support."""
-    engine, lora = config.engine, config.lora
-    faults = {
-        "parallel.pp_size": (
-            config.parallel.pp_size > 1,
-            "which has no pipeline stages",
-            "1",
-        ),
-        "engine.deterministic": (engine.deterministic, "which is not deterministic", "false"),
-        "engine.compile": (engine.compile, "which is not compiled", "false"),
-        "engine.cpu_kernels": (
-            engine.cpu_kernels == "native",
-            "without native kernels",
-            "auto",
-        ),
-        "model.quantization": (
-            config.model.quantization != "none",
-            "without quantised kernels",
-            "none",
-        ),
-        "debug.tensor_dump_dir": (
+    model, engine, lora = config.model, config.engine, config.lora
+    weights = "whose weights cannot change while it serves"
+    for key, is_asked, reason, instead in (
+        ("parallel.pp_size", config.parallel.pp_size > 1, "which has no pipeline stages", "1"),
+        ("engine.deterministic", engine.deterministic, "which is not deterministic", "false"),
+        ("engine.compile", engine.compile, "which is not compiled", "false"),
+        ("engine.cpu_kernels", engine.cpu_kernels == "native", "without native kernels", "auto"),
+        ("model.quantization", model.quantization != "none", "without quantised kernels", "none"),
+        (
+            "debug.tensor_dump_dir",
             config.debug.tensor_dump_dir is not None,
             "whose layers cannot be dumped",
             "null",
         ),
-        "model.weight_roots": (
-            bool(config.model.weight_roots),
-            "whose weights cannot change while it serves",
-            "[]",
-        ),
-        "model.weight_loaders": (
-            bool(config.model.weight_loaders),
-            "whose weights cannot change while it serves",
-            "[]",
-        ),
-        "lora.adapters": (bool(lora.adapters), "without adapters", "[]"),
-        "lora.dynamic": (lora.dynamic, "without adapters", "false"),
-    }
-    for key, (is_asked, reason, instead) in faults.items():
+        ("model.weight_roots", model.weight_roots, weights, "[]"),
+        ("model.weight_loaders", model.weight_loaders, weights, "[]"),
+        ("lora.adapters", lora.adapters, "without adapters", "[]"),
+        ("lora.dynamic", lora.dynamic, "without adapters", "false"),
+    ):
         if is_asked:
             raise ConfigError(f"{key}: {REASON}, {reason}; set {key} to {instead}")

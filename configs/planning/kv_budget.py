@@ -6,7 +6,7 @@ contains the numbers that decide, and settings that would work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
@@ -15,49 +15,60 @@ from remora.configs.schema import ServeConfig
 _MEM_FRACTIONS = {"cpu": 0.25, "cuda": 0.9}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bytes of a device.
+
+    weight_bytes:     of one rank
+    available_bytes:  free memory of the device before weights are loaded
+    total_bytes:      total memory of the device
+    step_bytes:       further memory of a step, if measured
+    """
+
+    weight_bytes: int
+    available_bytes: int
+    total_bytes: int
+    device: str
+    step_bytes: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory that is not for the KV cache."""
+        return self.weight_bytes + self.step_bytes
+
+
 def size_kv_pool(
-    config: ServeConfig,
-    *,
-    page_bytes: int,
-    weight_bytes: int,
-    available_bytes: int,
-    total_bytes: int,
-    most_useful_pages: int,
-    device: str = "cpu",
-    step_bytes: int = 0,
+    config: ServeConfig, budget: Budget, *, page_bytes: int, most_useful_pages: int
 ) -> int:
     """Return the pages of one replica's KV pool, not counting the dump page. Raises ConfigError.
 
-    page_bytes, weight_bytes:  of one rank; each rank has its part of every page
-    available_bytes:    free memory of the device before weights are loaded
-    total_bytes:        total memory of the device
-    step_bytes:         further memory of a step, if measured
+    page_bytes:         of one rank; each rank has its part of every page
     most_useful_pages:  upper bound, the most that sequences can use at once
     """
-    engine = config.engine
-    available_bytes = max(available_bytes - (engine.memory_reserve or 0), 0)
-    available_bytes //= _num_sharers(config)
+    engine, fixed_bytes = config.engine, budget.fixed_bytes
+    unreserved_bytes = max(budget.available_bytes - (engine.memory_reserve or 0), 0)
+    available_bytes = unreserved_bytes // _num_sharers(config)
     if engine.kv_tokens is not None:
         num_pages = engine.kv_tokens // engine.page_size
     elif engine.kv_memory is not None:
         num_pages = engine.kv_memory // (page_bytes * config.parallel.num_ranks) - 1
     else:
-        left_bytes = max(available_bytes - weight_bytes - step_bytes, 0)
+        left_bytes = max(available_bytes - fixed_bytes, 0)
         if engine.total_mem_fraction is None:
-            share_bytes = int(left_bytes * mem_fraction(config, device))
+            share_bytes = int(left_bytes * _mem_fraction(config, budget.device))
         else:
-            whole_bytes = int(total_bytes * engine.total_mem_fraction) // _num_sharers(config)
-            share_bytes = min(whole_bytes - weight_bytes - step_bytes, left_bytes)
+            whole_bytes = int(budget.total_bytes * engine.total_mem_fraction)
+            share_bytes = min(whole_bytes // _num_sharers(config) - fixed_bytes, left_bytes)
         num_pages = min(share_bytes // page_bytes - 1, most_useful_pages)
     kv_bytes = (max(num_pages, 1) + 1) * page_bytes
-    if weight_bytes + kv_bytes + step_bytes > available_bytes:
-        needs = _Needs(weight_bytes, kv_bytes, step_bytes, available_bytes, page_bytes)
-        raise ConfigError(_does_not_fit(config, needs))
-    _check_one_sequence_fits(config, num_pages, page_bytes, device)
+    if fixed_bytes + kv_bytes > available_bytes:
+        own = replace(budget, available_bytes=available_bytes)
+        raise ConfigError(_does_not_fit(config, own, kv_bytes, page_bytes))
+    _check_one_sequence_fits(config, num_pages, page_bytes, budget.device)
     return num_pages
 
 
-def mem_fraction(config: ServeConfig, device: str) -> float:
+def _mem_fraction(config: ServeConfig, device: str) -> float:
     """Return the fraction of the memory left after the weights that becomes KV cache."""
     return config.engine.mem_fraction or _MEM_FRACTIONS[device]
 
@@ -66,7 +77,7 @@ def _share(config: ServeConfig, device: str) -> str:
     whole = config.engine.total_mem_fraction
     if whole is not None:
         return f"what the weights leave of engine.total_mem_fraction = {whole} of the memory"
-    return f"the share engine.mem_fraction = {mem_fraction(config, device)} of the free memory"
+    return f"the share engine.mem_fraction = {_mem_fraction(config, device)} of the free memory"
 
 
 def max_replicas(config: ServeConfig) -> int:
@@ -116,33 +127,14 @@ def _describe_sharers(config: ServeConfig) -> str:
     return f" for each of {ranks // replicas} ranks of {replicas} replicas"
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """Bytes needed and available."""
+def _does_not_fit(config: ServeConfig, own: Budget, kv_bytes: int, page_bytes: int) -> str:
+    """Return the message that weights and KV exceed the memory, with settings that would fit.
 
-    weights: int
-    kv: int
-    step: int
-    available: int
-    page: int
-
-    @property
-    def whole(self) -> int:
-        return self.weights + self.kv + self.step
-
-    def parts(self, of_rank: str) -> str:
-        """Describe the parts of `whole`, as the beginning of a sentence."""
-        each = [f"weights ({human_bytes(self.weights)})"]
-        if self.step:
-            each.append(f"step buffers ({human_bytes(self.step)})")
-        return f"{', '.join(each)} and KV cache ({human_bytes(self.kv)}){of_rank}"
-
-
-def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
-    """Return the message that weights and KV exceed the memory, with settings that would fit."""
+    own:  of one rank
+    """
     replicas = max_replicas(config)
-    left_bytes = needs.available - needs.weights - needs.step
-    fitting_pages = left_bytes // needs.page - 1
+    left_bytes = own.available_bytes - own.fixed_bytes
+    fitting_pages = left_bytes // page_bytes - 1
     advice = []
     if fitting_pages >= 1:
         written = _writable_size(left_bytes * config.parallel.num_ranks, round_up=False)
@@ -151,7 +143,7 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
     if config.engine.memory_reserve:
         reserved = human_bytes(config.engine.memory_reserve)
         advice.append(f"engine.memory_reserve below {reserved}")
-    if needs.step:
+    if own.step_bytes:
         advice.append("a smaller engine.max_step_tokens or max_running_requests")
     if config.model.dtype == "float32":
         advice.append("model.dtype bfloat16, which halves both")
@@ -160,10 +152,12 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
         advice.append(f"{key} below {replicas}")
     advice.append("fewer other programs on this machine, or a smaller model")
     of_rank = " of a rank" if config.parallel.num_ranks > 1 else ""
+    steps = f", step buffers ({human_bytes(own.step_bytes)})" if own.step_bytes else ""
     return (
-        f"{needs.parts(of_rank)} need {human_bytes(needs.whole)}; "
-        f"{human_bytes(needs.available)} are available{_describe_sharers(config)}, "
-        f"{human_bytes(needs.whole - needs.available)} too few. Options: {'; '.join(advice)}"
+        f"weights ({human_bytes(own.weight_bytes)}){steps} and KV cache ({human_bytes(kv_bytes)})"
+        f"{of_rank} need {human_bytes(own.fixed_bytes + kv_bytes)}; "
+        f"{human_bytes(own.available_bytes)} are available{_describe_sharers(config)}, "
+        f"{human_bytes(kv_bytes - left_bytes)} too few. Options: {'; '.join(advice)}"
     )
 
 

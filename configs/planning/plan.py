@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
-from remora.configs.planning.kv_budget import max_replicas, ranks_on_machine
+from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.scheduling_plan import (
@@ -29,20 +29,22 @@ from remora.configs.planning.shares import (
     stage_parameters,
     update_elements,
 )
-from remora.configs.planning.window_plan import Budget, KVLimits, KVPools, WindowRoom, size_pools
+from remora.configs.planning.window_plan import KVLimits, KVPools, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 
-# Keys of the section `engine` that a plan copies.
+# Keys of the section `engine` that every plan copies, and that a plan for generation copies.
 _AS_WRITTEN = (
     "max_queued_requests",
     "page_size",
-    "cpu_kernels",
-    "prefix_cache",
-    "prefix_eviction",
     "step_timeout_s",
     "random_seed",
     "low_priority_first",
+)
+_OF_GENERATION = (
+    "cpu_kernels",
+    "prefix_cache",
+    "prefix_eviction",
     "priority_preemption_gap",
     "logit_processors",
 )
@@ -183,9 +185,8 @@ def make_plan(
     )
     pools = size_pools(config, model, limits, budget)
     return EnginePlan(
-        model_path=model_path,
-        served_model_name=served_name(config, model_path),
-        load_format=config.model.load_format,
+        **common_fields(config, model_path),
+        **{key: getattr(engine, key) for key in _OF_GENERATION},
         device=device,
         dtype=dtype,
         quantization=config.model.quantization,
@@ -206,10 +207,19 @@ def make_plan(
         adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
-        loading=Loading.of(config.model),
-        scheduling=plan_scheduling(config),
-        **{key: getattr(engine, key) for key in _AS_WRITTEN},
     )
+
+
+def common_fields(config: ServeConfig, model_path: Path) -> dict[str, Any]:
+    """Return the fields that plans of all tasks take from the configuration."""
+    return {
+        "model_path": model_path,
+        "served_model_name": served_name(config, model_path),
+        "load_format": config.model.load_format,
+        "loading": Loading.of(config.model),
+        "scheduling": plan_scheduling(config),
+        **{key: getattr(config.engine, key) for key in _AS_WRITTEN},
+    }
 
 
 def refit(

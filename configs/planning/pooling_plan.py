@@ -8,16 +8,14 @@ from pathlib import Path
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import (
     EnginePlan,
     bytes_of,
+    common_fields,
     pick_context,
     pick_device,
     pick_dtype,
-    served_name,
 )
-from remora.configs.planning.scheduling_plan import plan_scheduling
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 
@@ -59,15 +57,12 @@ def make_pooling_plan(
     usual_tokens = STEP_TOKENS_EACH * num_threads if device == "cpu" else DEVICE_STEP_TOKENS
     has_rows = "max_running_requests" in written
     plan = EnginePlan(
-        model_path=model_path,
-        served_model_name=served_name(config, model_path),
-        load_format=config.model.load_format,
+        **common_fields(config, model_path),
         device=device,
         dtype=dtype,
         quantization="none",
         cpu_kernels="torch",
         num_threads=num_threads,
-        page_size=engine.page_size,
         num_pages=0,
         kv_bytes=0,
         weight_bytes=weight_bytes,
@@ -75,16 +70,10 @@ def make_pooling_plan(
         max_running_requests=engine.max_running_requests if has_rows else MAX_ROWS,
         max_step_tokens=engine.max_step_tokens if "max_step_tokens" in written else usual_tokens,
         prefill_chunk_tokens=context,
-        max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=engine.max_queued_tokens,
         prefix_cache=False,
         conservativeness=1.0,
-        step_timeout_s=engine.step_timeout_s,
-        random_seed=engine.random_seed,
-        low_priority_first=engine.low_priority_first,
         priority_preemption_gap=None,
-        loading=Loading.of(config.model),
-        scheduling=plan_scheduling(config),
         task=task,
     )
     return with_queue(plan, config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
-from remora.configs.planning.kv_budget import pages_needed, size_kv_pool
+from remora.configs.planning.kv_budget import Budget, pages_needed, size_kv_pool
 from remora.configs.planning.shares import share
 from remora.configs.schema import ServeConfig
 
@@ -57,17 +57,6 @@ class KVLimits:
     max_running: int
     max_model_len: int
     ahead_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """Bytes, as `size_kv_pool` takes them."""
-
-    weight_bytes: int
-    available_bytes: int
-    total_bytes: int
-    device: str
-    step_bytes: int = 0
 
 
 def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget) -> KVPools:
@@ -161,19 +150,12 @@ def _pools(
     page_bytes = page_size * limits.token_bytes
     num_pages = size_kv_pool(
         config,
-        page_bytes=max(
-            1, max(round(page_bytes * (full + ratio * apart)) for full, apart in layers)
-        ),
-        weight_bytes=budget.weight_bytes,
-        available_bytes=budget.available_bytes,
-        total_bytes=budget.total_bytes,
-        step_bytes=budget.step_bytes,
+        budget,
+        page_bytes=max(1, *(round(page_bytes * (full + ratio * apart)) for full, apart in layers)),
         most_useful_pages=limits.max_running * pages_needed(limits.max_model_len, page_size),
-        device=budget.device,
     )
     if room is not None:
-        num_apart = int((num_pages + 1) * ratio) - 1
-        room = replace(room, num_pages=num_apart)
+        room = replace(room, num_pages=int((num_pages + 1) * ratio) - 1)
     apart_pages = 0 if room is None else room.num_pages + 1
     return KVPools(
         num_pages=num_pages,
