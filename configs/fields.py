@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
@@ -76,11 +85,6 @@ def _check_secret(value: str) -> str:
 Secret = Annotated[str, AfterValidator(_check_secret)]
 
 
-def conflict(key: str, why: str) -> PydanticCustomError:
-    """Return the error for a key that contradicts another key."""
-    return PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
-
-
 class Section(BaseModel):
     """Base class of sections: strict types, no unknown keys, immutable."""
 
@@ -91,3 +95,13 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, reason) for each key that contradicts another key."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, why in self._conflicts():
+            raise PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
+        return self

@@ -24,11 +24,8 @@ values that contradict each other are refused. `validation_messages.py` words th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
 
-from pydantic import model_validator
-
-from remora.configs.fields import Section, conflict
+from remora.configs.fields import Section
 from remora.configs.sections.api import ApiSection
 from remora.configs.sections.autoscaling import AutoscalingSection
 from remora.configs.sections.debug import DebugSection
@@ -93,55 +90,42 @@ class ServeConfig(Section):
     debug: DebugSection = DebugSection()
     """Checks, dumps and profiles."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for section, is_conflict, why in self._rules():
-            if is_conflict:
-                raise conflict(section, why)
-        return self
-
-    def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield (section to name, whether there is a conflict, reason)."""
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         model, engine, parallel = self.model, self.engine, self.parallel
         is_scaled, dumps = self.autoscaling.is_on, self.debug.tensor_dump_dir is not None
         is_replicated = is_scaled or parallel.num_replicas > 1
-        both = is_scaled and "num_replicas" in parallel.model_fields_set
-        yield "parallel", both, "num_replicas and autoscaling.max_replicas are both set; remove one"
-        to_zero = is_scaled and self.autoscaling.min_replicas == 0
-        is_off = self.routing.gateway == "off"
-        yield "routing", to_zero and is_off, "autoscaling.min_replicas 0 needs gateway auto or on"
-        by_prefix = self.routing.policy == "prefix"
-        yield (
-            "routing",
-            by_prefix and not engine.prefix_cache,
-            "policy prefix needs engine.prefix_cache",
-        )
-        if model.delete_after_load:
-            several = is_replicated or parallel.num_nodes > 1
-            yield "model", several, "delete_after_load needs one replica on one node"
-            yield "model", self.lora.dynamic, "delete_after_load excludes lora.dynamic"
+        if is_scaled and "num_replicas" in parallel.model_fields_set:
+            yield "parallel", "num_replicas and autoscaling.max_replicas are both set; remove one"
+        if is_scaled and self.autoscaling.min_replicas == 0 and self.routing.gateway == "off":
+            yield "routing", "autoscaling.min_replicas 0 needs gateway auto or on"
+        if self.routing.policy == "prefix" and not engine.prefix_cache:
+            yield "routing", "policy prefix needs engine.prefix_cache"
+        if model.delete_after_load and (is_replicated or parallel.num_nodes > 1):
+            yield "model", "delete_after_load needs one replica on one node"
+        if model.delete_after_load and self.lora.dynamic:
+            yield "model", "delete_after_load excludes lora.dynamic"
         for key in ("weight_roots", "weight_loaders"):
-            if getattr(model, key):
-                has_adapters = self.lora.dynamic or bool(self.lora.adapters)
-                yield "model", is_replicated, f"{key} needs one replica, without autoscaling"
-                yield "model", parallel.num_ranks > 1, f"{key} needs tp_size and pp_size 1"
-                yield (
-                    "model",
-                    has_adapters,
-                    f"{key} excludes adapters, which fit one set of weights",
-                )
-                yield "model", engine.compile, f"{key} excludes engine.compile"
-                yield "model", dumps, f"{key} excludes debug.tensor_dump_dir"
+            for is_excluded, why in (
+                (is_replicated, "needs one replica, without autoscaling"),
+                (parallel.num_ranks > 1, "needs tp_size and pp_size 1"),
+                (
+                    self.lora.dynamic or bool(self.lora.adapters),
+                    "excludes adapters, which fit one set of weights",
+                ),
+                (engine.compile, "excludes engine.compile"),
+                (dumps, "excludes debug.tensor_dump_dir"),
+            ):
+                if getattr(model, key) and is_excluded:
+                    yield "model", f"{key} {why}"
         by_torch = engine.device == "cpu" and engine.cpu_kernels == "torch"
-        yield (
-            "debug",
-            dumps and not (by_torch and parallel.num_ranks == 1),
-            "tensor_dump_dir needs engine.device cpu, engine.cpu_kernels torch, and one rank",
-        )
-        no_hidden = self.api.hidden_states and parallel.pp_size > 1
-        yield "api", no_hidden, "hidden_states needs parallel.pp_size 1"
+        if dumps and not (by_torch and parallel.num_ranks == 1):
+            needed = "engine.device cpu, engine.cpu_kernels torch, and one rank"
+            yield "debug", f"tensor_dump_dir needs {needed}"
+        if self.api.hidden_states and parallel.pp_size > 1:
+            yield "api", "hidden_states needs parallel.pp_size 1"
         if model.skip_tokenizer:
             grammar, why = self.grammar, "needs a tokenizer, and model.skip_tokenizer is true"
-            has_backend = "backend" in grammar.model_fields_set and grammar.backend != "none"
-            yield "grammar", has_backend, f"backend {why}"
-            yield "grammar", grammar.token_healing, f"token_healing {why}"
+            if "backend" in grammar.model_fields_set and grammar.backend != "none":
+                yield "grammar", f"backend {why}"
+            if grammar.token_healing:
+                yield "grammar", f"token_healing {why}"

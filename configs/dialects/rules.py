@@ -3,8 +3,8 @@
 A rule reads a value into settings (remora's keys), and writes settings as a value, so that a
 configuration can be converted from one dialect to another. A dialect is a table of rules.
 
-Of every rule, `keys` are those that it may set (tests observe the effect of the first), and `how`
-is the difference from the original server; "" = none.
+Every rule has `keys`, which it may set (tests observe the effect of the first), and `how`, the
+difference from the original server; "" = none.
 """
 
 from __future__ import annotations

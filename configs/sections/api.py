@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, Seconds, Secret, Section, conflict
+from remora.configs.fields import Bytes, Name, Seconds, Secret, Section
 
 
 class ApiSection(Section):
@@ -116,10 +117,8 @@ class ApiSection(Section):
         """Seconds for which a stopping replica lets requests finish."""
         return self.drain_timeout_s or self.request_timeout_s or 120.0
 
-    @model_validator(mode="after")
-    def _check_waiting(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.wait_when_busy and self.max_concurrent_requests is None:
-            raise conflict("wait_when_busy", "needs max_concurrent_requests")
+            yield "wait_when_busy", "needs max_concurrent_requests"
         if self.task_prompts and self.task_prompts_file is not None:
-            raise conflict("task_prompts_file", "task_prompts is set too; remove one of the two")
-        return self
+            yield "task_prompts_file", "task_prompts is set too; remove one of the two"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Seconds, Section, conflict
+from remora.configs.fields import Seconds, Section
 
 Count = Annotated[int, Field(ge=0, le=4096)]
 
@@ -58,16 +59,14 @@ class AutoscalingSection(Section):
         """Whether the number of replicas follows the load."""
         return self.max_replicas is not None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.max_replicas is None:
             if self.model_fields_set:
                 key = sorted(self.model_fields_set)[0]
-                raise conflict(key, "has no effect without max_replicas; set both")
-            return self
+                yield key, "has no effect without max_replicas; set both"
+            return
         if self.min_replicas > self.max_replicas:
-            raise conflict("min_replicas", f"must not exceed max_replicas ({self.max_replicas})")
+            yield "min_replicas", f"must not exceed max_replicas ({self.max_replicas})"
         first = self.initial_replicas
         if first is not None and not self.min_replicas <= first <= self.max_replicas:
-            raise conflict("initial_replicas", "must be between min_replicas and max_replicas")
-        return self
+            yield "initial_replicas", "must be between min_replicas and max_replicas"

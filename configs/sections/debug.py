@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Name, Seconds, Section, conflict
+from remora.configs.fields import Name, Seconds, Section
 
 
 class DebugSection(Section):
@@ -49,11 +50,9 @@ class DebugSection(Section):
     trace_memory_frames: Annotated[int, Field(ge=1, le=64)] = 1
     """Stack frames shown for each of these source lines."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if "trace_memory_frames" in self.model_fields_set and self.trace_memory_s is None:
-            raise conflict("trace_memory_frames", "has no effect without trace_memory_s")
+            yield "trace_memory_frames", "has no effect without trace_memory_s"
         for key in ("tensor_dump_passes", "tensor_dump_input"):
             if key in self.model_fields_set and self.tensor_dump_dir is None:
-                raise conflict(key, "has no effect without tensor_dump_dir")
-        return self
+                yield key, "has no effect without tensor_dump_dir"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Section, conflict
+from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Section
 
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
@@ -232,36 +233,34 @@ class EngineSection(Section):
     kv_events_topic: Annotated[str, Field(max_length=256)] = ""
     """Topic of the KV events."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._check_memory()
-        self._check_windows()
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from self._memory_conflicts()
+        yield from self._window_conflicts()
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             both_written = {key, "max_step_tokens"} <= self.model_fields_set
             if both_written and (getattr(self, key) or 0) > self.max_step_tokens:
-                raise conflict(key, f"must not exceed max_step_tokens ({self.max_step_tokens})")
-        self._check_without_effect()
-        return self
+                yield key, f"must not exceed max_step_tokens ({self.max_step_tokens})"
+        yield from self._keys_without_effect()
 
-    def _check_memory(self) -> None:
+    def _memory_conflicts(self) -> Iterator[tuple[str, str]]:
         if self.kv_memory is not None and self.kv_tokens is not None:
-            raise conflict("kv_tokens", "kv_memory is set too; remove one of the two")
+            yield "kv_tokens", "kv_memory is set too; remove one of the two"
         for key in ("mem_fraction", "total_mem_fraction"):
             if key in self.model_fields_set and (self.kv_memory or self.kv_tokens):
                 other = "kv_memory" if self.kv_memory else "kv_tokens"
-                raise conflict(key, f"{other} is set too and takes precedence; remove one")
+                yield key, f"{other} is set too and takes precedence; remove one"
         if "mem_fraction" in self.model_fields_set and self.total_mem_fraction is not None:
-            raise conflict("mem_fraction", "total_mem_fraction is set too; remove one of the two")
+            yield "mem_fraction", "total_mem_fraction is set too; remove one of the two"
 
-    def _check_windows(self) -> None:
+    def _window_conflicts(self) -> Iterator[tuple[str, str]]:
         for key in ("window_ratio", "window_saving"):
             if getattr(self, key) is not None and self.window_pages == "off":
-                raise conflict(key, "window_pages is off; remove one of the two")
+                yield key, "window_pages is off; remove one of the two"
         if self.window_ratio is not None and self.window_saving is not None:
-            raise conflict("window_saving", "window_ratio is set too; remove one of the two")
+            yield "window_saving", "window_ratio is set too; remove one of the two"
 
-    def _check_without_effect(self) -> None:
-        """Raise for a key that has no effect because of another one."""
+    def _keys_without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield keys that have no effect because of another one."""
         written = self.model_fields_set
         for key, is_set, needed in (
             ("low_priority_first", self.low_priority_first, "use_priorities"),
@@ -272,15 +271,15 @@ class EngineSection(Section):
             ("prefix_eviction", "prefix_eviction" in written, "prefix_cache"),
         ):
             if is_set and not getattr(self, needed):
-                raise conflict(key, f"needs {needed}")
+                yield key, f"needs {needed}"
         if self.graph_rows is not None:
             for key in ("graph_max_rows", "graph_split", "graph_fine", "graph_step"):
                 if key in written:
-                    raise conflict(key, "graph_rows is set too and takes precedence; remove one")
+                    yield key, "graph_rows is set too and takes precedence; remove one"
         if not self.chunked_prefill and "prefill_chunk_tokens" in written:
-            raise conflict("prefill_chunk_tokens", "chunked_prefill is false; remove one of them")
+            yield "prefill_chunk_tokens", "chunked_prefill is false; remove one of them"
         if self.expected_output_tokens is not None and "schedule_conservativeness" in written:
-            raise conflict(
+            yield (
                 "schedule_conservativeness",
                 "expected_output_tokens is set too, and is not scaled; remove one of them",
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, Section, conflict
+from remora.configs.fields import Bytes, Name, Section
 
 
 class GrammarSection(Section):
@@ -47,11 +48,9 @@ class GrammarSection(Section):
     """Whether the last token of a text prompt is removed and generated again, so that a prompt that
     ends within a word continues naturally."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.json_whitespace_pattern is not None:
             if self.backend != "outlines":
-                raise conflict("json_whitespace_pattern", "needs backend outlines")
+                yield "json_whitespace_pattern", "needs backend outlines"
             if self.json_compact:
-                raise conflict("json_compact", "json_whitespace_pattern is set too; remove one")
-        return self
+                yield "json_compact", "json_whitespace_pattern is set too; remove one"

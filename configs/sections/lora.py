@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, Seconds, Section, conflict
+from remora.configs.fields import Bytes, Name, Seconds, Section
 
 MAX_ADAPTER_BYTES = 4 * 2**30
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -83,18 +84,16 @@ class LoraSection(Section):
         """Whether the only adapter is merged into the weights."""
         return len(self.adapters) == 1 and not self.dynamic
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         counts = Counter(adapter.name for adapter in self.adapters)
         doubled = [name for name, count in counts.items() if count > 1]
         if doubled:
-            raise ValueError(f"two adapters have the name {doubled[0]!r}; names must be unique")
+            yield "adapters", f"two have the name {doubled[0]!r}; names must be unique"
         for key in ("repo", "store", "roots"):
             if getattr(self, key) and not self.dynamic:
-                raise conflict(key, "needs dynamic; set it to true")
+                yield key, "needs dynamic; set it to true"
         if self.max_loaded_loras < self.max_loras_per_batch and self.dynamic:
-            raise conflict(
+            yield (
                 "max_loaded_loras",
                 f"must be at least max_loras_per_batch ({self.max_loras_per_batch})",
             )
-        return self

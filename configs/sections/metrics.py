@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from remora.configs.fields import Name, Seconds, Secret, Section, conflict
+from remora.configs.fields import Name, Seconds, Secret, Section
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 _RESERVED_LABELS = frozenset({"model_name", "reason", "replica", "le", "job", "instance", "rank"})
@@ -143,17 +144,15 @@ class MetricsSection(Section):
     log_gc_s: Seconds | None = None
     """Seconds from which a Python garbage collection is logged as a warning. Default: never."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         written = self.model_fields_set
         for key in ("push_period_s", "push_job", "push_labels", "push_auth"):
             if key in written and self.push_url is None:
-                raise conflict(key, "has no effect without push_url; set both")
+                yield key, "has no effect without push_url; set both"
         for key in ("prompt_token_buckets", "output_token_buckets"):
             if getattr(self, key) is not None and not self.token_histograms:
-                raise conflict(key, "has no effect while token_histograms is false")
+                yield key, "has no effect while token_histograms is false"
         if "request_labels_header" in written and not self.request_labels:
-            raise conflict("request_labels_header", "has no effect without request_labels")
+            yield "request_labels_header", "has no effect without request_labels"
         if len(set(self.request_labels)) < len(self.request_labels):
-            raise conflict("request_labels", "contains a label twice")
-        return self
+            yield "request_labels", "contains a label twice"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Name, Section, conflict
+from remora.configs.fields import Name, Section
 
 
 class ModelSection(Section):
@@ -101,16 +102,14 @@ class ModelSection(Section):
     )
     """Token ids that end an output. Default: the checkpoint's."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.path.endswith(".gguf") and self.load_format in ("safetensors", "pt"):
-            raise conflict("load_format", "path is a .gguf file; use load_format auto or gguf")
+            yield "load_format", "path is a .gguf file; use load_format auto or gguf"
         if self.path.endswith(".gguf") and not self.mmap:
-            raise conflict("mmap", "path is a .gguf file, which is always mapped")
+            yield "mmap", "path is a .gguf file, which is always mapped"
         if self.load_format == "dummy" and self.verify_checksums:
-            raise conflict("verify_checksums", "load_format dummy reads no files")
+            yield "verify_checksums", "load_format dummy reads no files"
         if self.skip_tokenizer and self.tokenizer_path is not None:
-            raise conflict("tokenizer_path", "skip_tokenizer is true; remove one of the two")
+            yield "tokenizer_path", "skip_tokenizer is true; remove one of the two"
         if self.skip_tokenizer and self.chat_template is not None:
-            raise conflict("chat_template", "skip_tokenizer is true, so no chat is rendered")
-        return self
+            yield "chat_template", "skip_tokenizer is true, so no chat is rendered"

@@ -5,11 +5,12 @@ Ranks are numbered by pipeline stage: rank = stage * tp_size + tensor-parallel r
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, Seconds, Section, conflict
+from remora.configs.fields import Bytes, Name, Seconds, Section
 
 Size = Annotated[int, Field(ge=1, le=256)]
 Placement = Literal["auto", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
@@ -66,23 +67,19 @@ class ParallelSection(Section):
         """Ranks of one replica."""
         return self.tp_size * self.pp_size
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.micro_batches is not None and self.pp_size == 1:
-            raise conflict("micro_batches", "needs pp_size above 1")
+            yield "micro_batches", "needs pp_size above 1"
         if self.rendezvous_port is not None and self.num_replicas > 1:
-            raise conflict(
-                "rendezvous_port", "several replicas cannot share one port; leave it out"
-            )
+            yield ("rendezvous_port", "several replicas cannot share one port; leave it out")
         for key in ("placement", "rank_timeout_s", "join_timeout_s", "rendezvous_port"):
             is_default = getattr(self, key) == type(self).model_fields[key].default
             if self.num_ranks == 1 and not is_default:
-                raise conflict(key, "needs tp_size * pp_size above 1")
+                yield key, "needs tp_size * pp_size above 1"
         if self.num_ranks % self.num_nodes:
-            raise conflict(
+            yield (
                 "num_nodes",
                 f"{self.num_ranks} ranks (tp_size * pp_size) cannot be divided evenly by it",
             )
         if self.num_nodes > 1 and self.placement not in ("auto", "STRICT_SPREAD"):
-            raise conflict("placement", "with num_nodes above 1, must be auto or STRICT_SPREAD")
-        return self
+            yield "placement", "with num_nodes above 1, must be auto or STRICT_SPREAD"

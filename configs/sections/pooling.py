@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Name, Section, conflict
+from remora.configs.fields import Name, Section
 
 Task = Literal["generate", "embed", "classify", "rerank", "reward"]
 Method = Literal["cls", "last", "mean", "weighted_mean", "max"]
@@ -58,13 +59,11 @@ class PoolingSection(Section):
     """Token that ends a reasoning step; a process reward model scores each step there. Default:
     <extra_0>, as in Qwen2.5-Math-PRM."""
 
-    @model_validator(mode="after")
-    def _check_template(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         missing = [
             part for part in PAIR_PARTS if part not in (self.pair_template or "".join(PAIR_PARTS))
         ]
         if missing:
-            raise conflict("pair_template", f"lacks {' and '.join(missing)}")
+            yield "pair_template", f"lacks {' and '.join(missing)}"
         if self.yes_token == self.no_token:
-            raise conflict("no_token", "must differ from yes_token")
-        return self
+            yield "no_token", "must differ from yes_token"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from remora.configs.fields import Name, Seconds, Section, conflict
+from remora.configs.fields import Name, Seconds, Section
 
 Policy = Literal["power_of_two", "round_robin", "shortest_queue", "prefix", "session", "lora"]
 # These policies depend on the request body, which Serve's proxies do not read.
@@ -60,11 +61,9 @@ class RoutingSection(Section):
     max_crashes: Annotated[int, Field(ge=1, le=100)] = 2
     """Replicas that may fail while they process a request before it is refused (HTTP 500)."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.gateway == "off":
             if self.policy in NEEDS_BODY:
-                raise conflict("gateway", f"policy {self.policy} needs a gateway; set it to auto")
+                yield "gateway", f"policy {self.policy} needs a gateway; set it to auto"
             if self.resume_on_failure:
-                raise conflict("gateway", "resume_on_failure needs a gateway; set it to auto")
-        return self
+                yield "gateway", "resume_on_failure needs a gateway; set it to auto"

@@ -6,37 +6,26 @@ from typing import Any
 import pytest
 
 from remora.configs.banner import banner
-from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import make_plan
+from tests.configs.planning.test_plan import make_machine, make_model
 
-MODEL = ModelFacts(
-    architecture="LlamaForCausalLM",
-    num_layers=30,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    max_position=8192,
-    dtype="bfloat16",
-    num_parameters=134_515_008,
-)
-MACHINE = MachineFacts(
-    num_cores=2,
-    total_bytes=2**35,
-    available_bytes=2**34,
-    cpu_name="Test CPU",
-    cpu_features=("avx2",),
-    devices=("cpu",),
-)
+MODEL = make_model()
+MACHINE = make_machine(num_cores=2, cpu_name="Test CPU")
 
 
-def make_banner(engine: dict[str, Any] | None = None, **more: Any) -> str:
-    config = parse_args({"model": {"path": "tiny"}, "engine": engine or {}})
-    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"))
+def make_banner(
+    engine: dict[str, Any] | None = None,
+    *,
+    parallel: dict[str, int] | None = None,
+    slots: LoRASlotConfig | None = None,
+    **more: Any,
+) -> str:
+    config = parse_args(
+        {"model": {"path": "tiny"}, "engine": engine or {}, "parallel": parallel or {}}
+    )
+    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"), slots)
     phases = {"config": 0.5, "weights": 1.25}
     return banner(plan, MODEL, MACHINE, phases, version="9.9", **more)
 
@@ -68,22 +57,18 @@ def test_the_banner_says_what_is_running(part: str) -> None:
     assert part in text
 
 
-def test_a_pool_below_one_context_is_pointed_out() -> None:
-    assert "a sequence ends at 512 tokens" in make_banner({"kv_tokens": 512})
+def test_what_is_not_there_is_not_shown() -> None:
+    text = make_banner({"kv_tokens": 512})
 
-
-def test_offline_there_is_nothing_to_connect_to() -> None:
-    assert "serving" not in make_banner()
+    assert "a sequence ends at 512 tokens" in text
+    assert [word for word in ("serving", "ranks", "adapters") if word in text] == []
 
 
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
         ({"tp_size": 3}, "ranks        3: 3 share each layer"),
-        (
-            {"pp_size": 2},
-            "2: 2 stages of layers, one for each stage; steps in 2 parts",
-        ),
+        ({"pp_size": 2}, "2: 2 stages of layers, one for each stage; steps in 2 parts"),
         (
             {"tp_size": 3, "pp_size": 2, "micro_batches": 1},
             "ranks        6: 2 stages of layers, 3 share each layer; steps in 1 part",
@@ -91,19 +76,10 @@ def test_offline_there_is_nothing_to_connect_to() -> None:
     ],
 )
 def test_the_banner_says_how_ranks_divide_the_model(parallel: dict[str, int], said: str) -> None:
-    config = parse_args({"model": {"path": "tiny"}, "parallel": parallel})
-    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"))
-
-    assert said in banner(plan, MODEL, MACHINE, {}, version="9.9")
-    assert "ranks" not in make_banner()
+    assert said in make_banner(parallel=parallel)
 
 
-def test_room_for_adapters_is_told_with_its_memory() -> None:
-    room = LoRASlotConfig(num_slots=4, max_rank=16, targets=("q_proj", "down_proj"))
-    config = parse_args({"model": {"path": "tiny"}})
-    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"), room)
+def test_the_banner_shows_the_memory_of_adapter_slots() -> None:
+    slots = LoRASlotConfig(num_slots=4, max_rank=16, targets=("q_proj", "down_proj"))
 
-    text = banner(plan, MODEL, MACHINE, {}, version="9.9")
-
-    assert "adapters     4 slots of rank 16, 17.58 MiB" in text
-    assert "adapters" not in make_banner()
+    assert "adapters     4 slots of rank 16, 17.58 MiB" in make_banner(slots=slots)

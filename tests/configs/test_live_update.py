@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,6 @@ applications:
 """
 
 
-def refusal(user_config: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        parse_args(ARGS, user_config)
-    return str(caught.value)
-
-
 def test_user_config_wins_over_args_key_by_key() -> None:
     config = parse_args(ARGS, {"limits": {"max_n": 2}, "sampling": {"temperature": 0.5}})
 
@@ -42,16 +37,21 @@ def test_user_config_wins_over_args_key_by_key() -> None:
     assert config.sampling.temperature == 0.5
 
 
-def test_wrong_keys_and_values_are_refused() -> None:
-    restart = refusal({"engine": {"page_size": 32}, "model": {"path": "y"}})
-
-    assert "engine.page_size = 32" in restart
-    assert "model.path = 'y'" in restart
-    assert "limits.max_n = 99: must be at most 16" in refusal({"limits": {"max_n": 99}})
-    assert "did you mean limits.max_n?" in refusal({"limits": {"maxn": 9}})
-    assert "limit = 3: unknown key" in refusal({"limit": 3})
-    assert "limits = 3: expected a mapping" in refusal({"limits": 3})
-    assert "api.request_timeout_s" in refusal({"api": {"request_timeout_s": 0.0}})
+@pytest.mark.parametrize(
+    ("user_config", "reason"),
+    [
+        ({"engine": {"page_size": 32}}, "engine.page_size = 32: cannot change"),
+        ({"model": {"path": "y"}}, "model.path = 'y': cannot change"),
+        ({"limits": {"max_n": 99}}, "limits.max_n = 99: must be at most 16"),
+        ({"limits": {"maxn": 9}}, "did you mean limits.max_n?"),
+        ({"limit": 3}, "limit = 3: unknown key"),
+        ({"limits": 3}, "limits = 3: expected a mapping"),
+        ({"api": {"request_timeout_s": 0.0}}, "api.request_timeout_s"),
+    ],
+)
+def test_wrong_keys_and_values_are_refused(user_config: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        parse_args(ARGS, user_config)
 
 
 def test_every_key_that_may_change_is_one_of_the_schema() -> None:

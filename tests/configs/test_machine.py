@@ -34,30 +34,31 @@ def read(tmp_path: Path, files: dict[str, str], cpus: set[int] | None = None) ->
     return read_machine_facts(root=make_root(tmp_path, files), cpus=cpus or {0})
 
 
-def test_hyper_threads_of_one_core_count_once(tmp_path: Path) -> None:
-    cpuinfo = "".join(make_processor(number, number % 2) for number in range(4))
-
-    facts = read(tmp_path, {"proc/cpuinfo": cpuinfo}, cpus={0, 1, 2, 3})
-
-    assert facts.num_cores == 2
+ONE = make_processor(0, 0)
 
 
-def test_cores_of_two_sockets_with_the_same_number_are_two(tmp_path: Path) -> None:
-    cpuinfo = make_processor(0, 0, package=0) + make_processor(1, 0, package=1)
+@pytest.mark.parametrize(
+    ("cpuinfo", "cpus", "num_cores"),
+    [
+        pytest.param(
+            "".join(make_processor(n, n % 2) for n in range(4)), {0, 1, 2, 3}, 2, id="hyper-threads"
+        ),
+        pytest.param(ONE + make_processor(1, 0, package=1), {0, 1}, 2, id="two sockets"),
+        pytest.param(
+            "".join(make_processor(n, n) for n in range(8)), {2, 5}, 2, id="only allowed ones"
+        ),
+        pytest.param(
+            make_processor(0, None) + make_processor(1, None), {0, 1}, 2, id="no core numbers"
+        ),
+    ],
+)
+def test_physical_cores_that_the_process_may_use_count(
+    tmp_path: Path, cpuinfo: str, cpus: set[int], num_cores: int
+) -> None:
+    assert read(tmp_path, {"proc/cpuinfo": cpuinfo}, cpus=cpus).num_cores == num_cores
 
-    assert read(tmp_path, {"proc/cpuinfo": cpuinfo}, cpus={0, 1}).num_cores == 2
 
-
-def test_only_processors_that_the_process_may_use_count(tmp_path: Path) -> None:
-    cpuinfo = "".join(make_processor(number, number) for number in range(8))
-
-    assert read(tmp_path, {"proc/cpuinfo": cpuinfo}, cpus={2, 5}).num_cores == 2
-
-
-def test_without_core_numbers_each_processor_is_a_core(tmp_path: Path) -> None:
-    cpuinfo = make_processor(0, None) + make_processor(1, None)
-
-    assert read(tmp_path, {"proc/cpuinfo": cpuinfo}, cpus={0, 1}).num_cores == 2
+CFS = "sys/fs/cgroup/cpu/x/cpu.cfs_"
 
 
 @pytest.mark.parametrize(
@@ -66,30 +67,15 @@ def test_without_core_numbers_each_processor_is_a_core(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
         ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 4),
-        (
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/x\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "300000",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000",
-            },
-            3,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:cpu:/x\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000",
-            },
-            4,
-        ),
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/x\n", CFS + "quota_us": "300000"}, 3),
+        ({"proc/self/cgroup": "4:cpu:/x\n", CFS + "quota_us": "-1"}, 4),
     ],
 )
 def test_a_cpu_quota_caps_the_cores(tmp_path: Path, files: dict[str, str], num_cores: int) -> None:
     cpuinfo = "".join(make_processor(number, number) for number in range(4))
+    common = {"proc/cpuinfo": cpuinfo, CFS + "period_us": "100000"}
 
-    facts = read(tmp_path, files | {"proc/cpuinfo": cpuinfo}, cpus={0, 1, 2, 3})
-
-    assert facts.num_cores == num_cores
+    assert read(tmp_path, files | common, cpus={0, 1, 2, 3}).num_cores == num_cores
 
 
 V1, V2 = "sys/fs/cgroup/memory/", "sys/fs/cgroup/"
@@ -141,11 +127,7 @@ V1, V2 = "sys/fs/cgroup/memory/", "sys/fs/cgroup/"
             id="a container with the host's path",
         ),
         pytest.param(
-            "0::/",
-            {V2 + "memory.max": 1000, V2 + "memory.current": 2000},
-            1000,
-            0,
-            id="over the limit",
+            "0::/", {V2 + "memory.max": 9, V2 + "memory.current": 19}, 9, 0, id="over the limit"
         ),
     ],
 )
@@ -159,30 +141,27 @@ def test_memory_limits_of_control_groups_apply(
     assert (facts.total_bytes, facts.available_bytes) == (total, available)
 
 
-def test_cpu_name_and_kernel_features_are_read(tmp_path: Path) -> None:
-    facts = read(tmp_path, {})
-
-    assert facts.cpu_name == "Test CPU"
-    assert facts.cpu_features == ("avx2", "avx512f")
-
-
-def test_an_arm_machine_is_read_too(tmp_path: Path) -> None:
-    cpuinfo = "processor : 0\nFeatures : fp asimd bf16 sve\nCPU implementer : 0x41\n"
-
+@pytest.mark.parametrize(
+    ("cpuinfo", "name", "features"),
+    [
+        (ONE, "Test CPU", ("avx2", "avx512f")),
+        (
+            "processor : 0\nFeatures : fp asimd bf16 sve\nCPU implementer : 0x41\n",
+            "0x41",
+            ("asimd", "bf16", "sve"),
+        ),
+    ],
+    ids=["x86", "arm"],
+)
+def test_name_and_kernel_features_of_the_processor(
+    tmp_path: Path, cpuinfo: str, name: str, features: tuple[str, ...]
+) -> None:
     facts = read(tmp_path, {"proc/cpuinfo": cpuinfo})
 
-    assert facts.num_cores == 1
-    assert facts.cpu_features == ("asimd", "bf16", "sve")
-
-
-def test_devices_are_the_caller_s_to_name(tmp_path: Path) -> None:
-    root = make_root(tmp_path, {})
-
-    assert read_machine_facts(root=root, cpus={0}).devices == ("cpu",)
-    assert read_machine_facts(root=root, cpus={0}, devices=["cpu", "cuda:0"]).devices == (
-        "cpu",
-        "cuda:0",
-    )
+    assert (facts.num_cores, facts.cpu_name, facts.cpu_features) == (1, name, features)
+    assert facts.devices == ("cpu",)
+    named = read_machine_facts(root=tmp_path, cpus={0}, devices=["cpu", "cuda:0"])
+    assert named.devices == ("cpu", "cuda:0")
 
 
 def test_without_proc_the_system_is_asked(tmp_path: Path) -> None:

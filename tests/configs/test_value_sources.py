@@ -46,27 +46,6 @@ def test_values_are_read_as_yaml(tmp_path: Path) -> None:
     assert config.model.context_length is None
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("engine.page_size=17", "--set engine.page_size: engine.page_size = 17: must be a power"),
-        ("engine.page_sise=16", "--set engine.page_sise: engine.page_sise = 16: unknown key; did"),
-        ("engin.page_size=16", "--set engin.page_size = '16': no section engin; did you mean"),
-        ("engine.page_size", "--set engine.page_size: expected section.key=value"),
-        ("engine.page_size=[", "--set engine.page_size = '[': not valid YAML"),
-    ],
-)
-def test_a_fault_names_the_option(tmp_path: Path, option: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, "      model: {path: m}\n", [option], {})
-    assert message in str(caught.value)
-
-
-def test_a_fault_names_the_variable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"REMORA_ENGINE__PAGE_SIZE: engine\.page_size = 'x'"):
-        load(tmp_path, "      model: {path: m}\n", [], {"REMORA_ENGINE__PAGE_SIZE": "x"})
-
-
 def test_other_variables_are_ignored() -> None:
     assert of_environment({"REMORA_CACHE": "/x", "REMORA_API_KEY": "k", "ENGINE__X": "1"}) == []
 

@@ -189,6 +189,9 @@ FAULTS = [
     Wrong(args=("--dialect", "rtp_llm", "--", "--checkpoint-path", "FOLDER", "--ft-alog-conf-path", "/no/log.conf"), says=("--ft-alog-conf-path: metrics.log_config = '/no/log.conf': no such file",)),
     Wrong(args=("--dialect", "vllm", "--", "--model", "m"), says=("--dialect vllm: must be one of sglang, lightllm",)),
     Wrong(args=("--dialect", "sglang", "--", "model"), says=("model.path: required key is missing",)),
+    sglang("x", "--tp", "2", says=("x: expected an option that begins with --",)),
+    sglang("--speculative-algorithm", "EAGLE", says=("--speculative-algorithm = 'EAGLE': refused: not yet: speculative",)),
+    sglang("--json-model-override-args", "{", says=("--json-model-override-args = '{': not valid JSON",)),
     # its YAML file
     *(
         Wrong(args=("--dialect", "sglang", "--", "--config", "FOLDER/c.yaml"), files={"c.yaml": text}, says=says)
@@ -218,6 +221,19 @@ FAULTS = [
     Wrong(args=("--dialect", "backend", "--", "no.json"), says=("no.json: no such file; give the path",)),
     Wrong(args=("--dialect", "backend", "--", "b.json"), files={"b.json": "{}"}, says=("model.path: required key is missing; set it with --set",)),
     # files of ours
+    *(
+        in_file(
+            f"{HEAD}      dialect: sglang\n      args:\n        model-path: m\n        {line}\n", f"FOLDER/a.yaml:{says}"
+        )
+        for line, says in (
+            ("page-size: 17", "7:20: engine.page_size = 17: must be a power of two"),
+            ("schedule-policy: lmp", "7:9: schedule-policy = 'lmp': must be one of"),
+            ("enable-lmcache: true", "7:9: enable-lmcache = true: refused: not yet: KV cache tiers"),
+        )
+    ),
+    in_file("http_optons: {}\n" + GOOD, "FOLDER/a.yaml:1:1: http_optons = {}: unknown key; did you mean http_op"),
+    in_file(GOOD + "    route_prefx: /\n", "FOLDER/a.yaml:5:5: applications[0].route_prefx = '/': unknown key; did you mean app"),
+    in_file(GOOD + "    route_prefix: a\n", "FOLDER/a.yaml:5:19: applications[0].route_prefix = 'a': must begin with /"),
     in_file(HEAD + "      dialect: vllm\n      args: {}\n", "FOLDER/a.yaml:4:16: dialect = 'vllm': must be one of"),
     in_file(HEAD + "      dialect: sglang\n      args: [1]\n", "FOLDER/a.yaml:5:13: args = [1]: expected"),
     in_file(HEAD + "      profile: tpu\n", "FOLDER/a.yaml:4:16: profile = 'tpu': must be one of"),

@@ -53,18 +53,6 @@ def test_the_command_line_wins_over_the_file_that_it_names(tmp_path: Path) -> No
     assert not config.engine.prefix_cache
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [("a: [", "not valid YAML"), ("- a", "expected a mapping"), (None, "no such file")],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, why: str) -> None:
-    file = tmp_path / "config.yaml"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError, match=f"config.yaml:[0-9: ]*{why}"):
-        read_command_line("sglang", ["--config", str(file)], {})
-
-
 def test_lightllm_as_its_documentation_launches_it() -> None:
     line = (
         "python -m lightllm.server.api_server --model_dir /models/llama-8b --tp 2 "
@@ -114,27 +102,6 @@ def test_the_backend_s_two_documents_are_one_configuration(tmp_path: Path) -> No
         assert config.model.context_length == 512
         assert config.api.generation == "chat"
         assert not config.engine.prefix_cache
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--modl-path x", "--modl-path = 'x': SGLang has no such parameter; did you mean --model"),
-        ("--tp two", "--tp = 'two': expected a whole number"),
-        ("--tp 2 --tensor-parallel-size 2", "the same as --tp, which is given too"),
-        ("--tp", "--tp: a value is missing"),
-        ("model --tp 2 x", "x: expected an option that begins with --"),
-        ("--schedule-policy lmp", "must be one of lpm, .*; did you mean lpm?"),
-        ("--speculative-algorithm EAGLE", "refused: not yet: speculative decoding"),
-        ("--json-model-override-args {", "not valid JSON"),
-        ("--attention-backend fa3", "refused: not offered; supported: triton, torch_native"),
-        ("--disable-cuda-graph --cuda-graph-max-bs 8", "keep one of the two"),
-        ("--api-key abc", r"^--api-key = \*\*\*: refused"),
-    ],
-)
-def test_a_fault_names_parameter_value_and_reason(line: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        configured("sglang", f"--model-path x {line}" if line[0] == "-" else line)
 
 
 def test_an_unambiguous_short_form_is_accepted() -> None:

@@ -8,10 +8,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from remora.configs.errors import ConfigError
 from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import serve_config
-from remora.deployments.cli.terminal import Failure
 
 HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
 
@@ -47,22 +45,6 @@ def test_a_file_s_own_http_options_win_over_those_of_the_dialect(tmp_path: Path)
     assert http == {"host": "0.0.0.0", "port": 1234}
 
 
-def test_an_error_in_another_server_s_options_has_its_position(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    for line, message in (
-        ("page-size: 17", ":7:20: engine.page_size = 17: must be a power of two"),
-        ("page-sise: 16", ":7:9: page-sise = 16: SGLang has no such parameter; did you mean"),
-        ("schedule-policy: lmp", ":7:9: schedule-policy = 'lmp': must be one of"),
-        ("enable-lmcache: true", ":7:9: enable-lmcache = true: refused: not yet: KV cache tiers"),
-    ):
-        path.write_text(
-            HEAD + f"      dialect: sglang\n      args:\n        model-path: m\n        {line}\n"
-        )
-        with pytest.raises(ConfigError) as caught:
-            serve_config([str(path)])
-        assert str(caught.value).startswith(f"{path}{message}"), caught.value
-
-
 def test_our_sections_take_precedence_over_a_dialect(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
@@ -75,13 +57,6 @@ def test_our_sections_take_precedence_over_a_dialect(tmp_path: Path) -> None:
     code, text, _ = run("config", "explain", str(path))
     assert code == 0
     assert "engine.page_size                   64                       line 6" in text
-
-
-def test_an_unknown_dialect_is_refused() -> None:
-    with pytest.raises(Failure, match="--dialect vllm: must be one of sglang, lightllm"):
-        serve_config(["--model", "m"], dialect="vllm")
-    with pytest.raises(Failure, match="expected one target, found a b"):
-        serve_config(["a", "b"])
 
 
 def test_check_shows_how_each_parameter_is_translated() -> None:
