@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict, Unpack
 
 import torch
 
@@ -33,70 +33,61 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 TIED_HEAD = frozenset({"lm_head.weight"})
 
 
-def load_model(
-    path: Path,
-    *,
-    dtype: torch.dtype,
-    load_format: str,
-    device: str,
-    show_progress: bool,
-    layout: Layout = WHOLE,
-    edit: WeightEdit | None = None,
-    loading: Loading = PLAIN_LOADING,
-) -> DecoderModel:
-    """Build a rank's shard of the model at `path` and load its weights.
+class LoadOptions(TypedDict):
+    """What to load, and for whom.
 
-    path:         a folder with config.json, or a .gguf file
     load_format:  one of LOAD_FORMATS; auto depends on the path and never reads pickles; dummy
                   needs no weights
+    layout:       of the rank; the whole model by default
     edit:         changes the weights while they are read
+    """
+
+    dtype: torch.dtype
+    load_format: str
+    device: str
+    show_progress: bool
+    layout: NotRequired[Layout]
+    edit: NotRequired[WeightEdit | None]
+    loading: NotRequired[Loading]
+
+
+def load_model(path: Path, **options: Unpack[LoadOptions]) -> DecoderModel:
+    """Build a rank's shard of the model at `path` and load its weights.
+
+    path:  a folder with config.json, or a .gguf file
     Only the shard is read and kept, plus one tensor for each thread.
     Raises ConfigError for an unknown architecture or setting, an unsupported format, or weights
     that do not fit.
     """
-    with open_model(
-        path,
-        dtype=dtype,
-        load_format=load_format,
-        device=device,
-        show_progress=show_progress,
-        layout=layout,
-        edit=edit,
-        loading=loading,
-    ) as (model, _):
+    with open_model(path, **options) as (model, _):
         return model
 
 
 @contextmanager
-def open_model(
-    path: Path,
-    *,
-    dtype: torch.dtype,
-    load_format: str,
-    device: str,
-    show_progress: bool,
-    layout: Layout = WHOLE,
-    edit: WeightEdit | None = None,
-    loading: Loading = PLAIN_LOADING,
-) -> Iterator[tuple[DecoderModel, Fill]]:
+def open_model(path: Path, **options: Unpack[LoadOptions]) -> Iterator[tuple[DecoderModel, Fill]]:
     """Like `load_model`, but load parts on demand, and the rest at the end.
 
     Packing a layer and dropping its weights before the next one loads needs memory for the packed
     model only.
     """
+    dtype, load_format, device = options["dtype"], options["load_format"], options["device"]
+    edit, loading = options.get("edit"), options.get("loading", PLAIN_LOADING)
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
-    if loading.verify_checksums and load_format != "dummy":
-        check_hashes(weight_files(path, load_format))
+    _check_hashes(path, load_format, loading)
     config = read_config(path, loading.config_overrides)
-    model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
+    model = DecoderModel(config, dtype=dtype, device=device, layout=options.get("layout", WHOLE))
     # An edit adds to the weights, and only the sum must be rounded.
     read_as = dtype if edit is None else torch.float32
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     if edit is not None:
         source = edit(source, RenamingRules(config.rules))
-    filling = _filling(model, source, show_progress=show_progress, num_threads=loading.num_threads)
-    with filling:
+    with _filling(
+        model,
+        source,
+        show_progress=options["show_progress"],
+        num_threads=loading.num_threads,
+    ) as filling:
         if load_format == "pt":  # read a file at a time, not a tensor
             filling.fill()
         yield model, filling.fill
@@ -126,35 +117,19 @@ def _filling(
 
 @contextmanager
 def open_served_model(
-    path: Path,
-    *,
-    dtype: torch.dtype,
-    load_format: str,
-    device: str,
-    show_progress: bool,
-    layout: Layout,
-    edit: WeightEdit | None,
-    loading: Loading,
+    path: Path, **options: Unpack[LoadOptions]
 ) -> Iterator[tuple[DecoderModel | FallbackModel, Fill]]:
     """Like `open_model`, also for models that transformers runs, which are loaded at once."""
+    loading = options.get("loading", PLAIN_LOADING)
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Ours):
-        with open_model(
-            path,
-            dtype=dtype,
-            load_format=load_format,
-            device=device,
-            show_progress=show_progress,
-            layout=layout,
-            edit=edit,
-            loading=loading,
-        ) as opened:
+        with open_model(path, **options) as opened:
             yield opened
         return
     from remora.engine.fallback.load import dummy_shapes, load_fallback
 
-    if loading.verify_checksums and load_format != "dummy":
-        check_hashes(weight_files(path, load_format))
+    dtype, load_format, device = options["dtype"], options["load_format"], options["device"]
+    _check_hashes(path, load_format, loading)
     source: WeightSource
     if load_format == "dummy":
         source = DummyWeights(dummy_shapes(chosen.structure), device=device)
@@ -165,11 +140,16 @@ def open_served_model(
         source,
         dtype=dtype,
         device=device,
-        layout=layout,
-        show_progress=show_progress,
+        layout=options.get("layout", WHOLE),
+        show_progress=options["show_progress"],
         num_threads=loading.num_threads,
     )
     yield model, nothing_left
+
+
+def _check_hashes(path: Path, load_format: str, loading: Loading) -> None:
+    if loading.verify_checksums and load_format != "dummy":
+        check_hashes(weight_files(path, load_format))
 
 
 def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -82,6 +82,12 @@ def renamed(raw: RawConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in raw.items()}
 
 
+def biases(raw: RawConfig, key: str = "attention_bias", default: bool = False) -> dict[str, Any]:
+    """Return fields of AttentionConfig, where one key is about all biases of attention."""
+    has_biases = flag(raw, key, default)
+    return {"qkv_bias": has_biases, "out_bias": has_biases}
+
+
 def eos_token_ids(raw: RawConfig) -> tuple[int, ...]:
     """Return the ids that end a sequence."""
     found = raw.get("eos_token_id")
@@ -141,6 +147,30 @@ def rms(raw: RawConfig, *, default: float = 1e-6, offset: float = 0.0) -> NormCo
     return NormConfig(eps=number(raw, "rms_norm_eps", default), offset=offset)
 
 
+def layer_norm(raw: RawConfig, key: str, *, bias: bool = True) -> NormConfig:
+    """Read the settings of a layer norm; `key` is that of its epsilon."""
+    return NormConfig(kind="layer", eps=number(raw, key, 1e-5), bias=bias)
+
+
+def gated(raw: RawConfig, *, bias: bool = False) -> MLPConfig:
+    """Read a gated feed-forward layer."""
+    size = positive(raw, "intermediate_size")
+    return MLPConfig(size=size, activation=activation(raw), bias=bias)
+
+
+def ungated(
+    raw: RawConfig, default: str, *, key: str = "hidden_act", bias: bool = True
+) -> MLPConfig:
+    """Read a feed-forward layer without a gate.
+
+    default, key:  of its activation
+    """
+    act = activation(raw, key, default)
+    return MLPConfig(
+        size=positive(raw, "intermediate_size"), activation=act, gated=False, bias=bias
+    )
+
+
 def alike(
     raw: RawConfig,
     turn: RopeConfig,
@@ -180,6 +210,13 @@ def kinds_of_layers(raw: RawConfig, default: Sequence[str], windowed: str = WIND
             f"it has {len(kinds)}{', with ' + ', '.join(unknown) if unknown else ''}."
         )
     return list(kinds)
+
+
+def windows_of_layers(
+    raw: RawConfig, window: int | None, default: Sequence[str]
+) -> list[int | None]:
+    """Return each layer's window: `window` or none; `default` as for `kinds_of_layers`."""
+    return [window if kind == WINDOWED else None for kind in kinds_of_layers(raw, default)]
 
 
 def every(raw: RawConfig, period: int) -> list[str]:

@@ -84,23 +84,17 @@ def parse_glm4_moe_lite(architecture: str, raw: RawConfig) -> DecoderConfig:
 def parse_glm4_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
     """GLM-4.5 and later: grouped-query attention with partial RoPE."""
     raw = without_nulls(raw)
-    settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    partial = settings.pop("partial_rotary_factor", raw.get("partial_rotary_factor", 0.5))
-    plain = {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
-    plain |= {"rope_parameters": settings, "rope_scaling": None}
+    settings = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     norm = HeadNorm(norm=rms(raw, default=1e-5)) if flag(raw, "use_qk_norm") else None
     config = like_llama(
         architecture,
-        {"rms_norm_eps": 1e-5, **plain},
+        {"rms_norm_eps": 1e-5, **raw, "rope_parameters": settings, "rope_scaling": None},
         attention={"qkv_bias": flag(raw, "attention_bias"), "head_norm": norm},
+        partial=settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.5)),
+        rules=(_predictors(raw),),
     )
-    turn, _ = parse_rope(
-        plain, positive(raw, "max_position_embeddings"), config.head_dim, partial=partial
-    )
-    layers = tuple(replace(layer, rope=turn) for layer in config.layers)
     experts = read_sigmoid_experts(raw, scaling=1.0)
     first = raw.get("first_k_dense_replace", 1)
-    config = replace(config, layers=layers, rules=(_predictors(raw),))
     return with_experts(config, experts, sparse_layers(raw, first))
 
 

@@ -12,27 +12,26 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.config import (
     BlockConfig,
     DecoderConfig,
-    EmbeddingConfig,
     ExpertsConfig,
-    HeadConfig,
     HeadNorm,
     MLPConfig,
     TensorRule,
 )
 from remora.engine.models.families.config_values import (
-    WINDOWED,
     RawConfig,
     activation,
+    biases,
+    every,
     flag,
-    kinds_of_layers,
     number,
     optional_number,
     positive,
     refuse,
     rms,
+    windows_of_layers,
     without_nulls,
 )
-from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.llama import like_llama, parse_granite
 from remora.engine.models.families.qwen import qwen_windows
 from remora.kernels.moe_rules import SILU, Gating, Routing
 
@@ -79,12 +78,11 @@ def parse_qwen2_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_qwen3_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Qwen3-MoE: Qwen3 with experts only."""
-    bias = flag(raw, "attention_bias")
     config = like_llama(
         architecture,
         raw,
         windows=raw.get("sliding_window") if flag(raw, "use_sliding_window") else None,
-        attention={"qkv_bias": bias, "out_bias": bias, "head_norm": HeadNorm(norm=rms(raw))},
+        attention={**biases(raw), "head_norm": HeadNorm(norm=rms(raw))},
     )
     name = "num_experts" if "num_experts" in raw else "num_local_experts"
     experts = read_experts(raw, number=name, normalised=flag(raw, "norm_topk_prob"))
@@ -102,12 +100,12 @@ def parse_olmoe(architecture: str, raw: RawConfig) -> DecoderConfig:
     """OLMoE: QK norms over all heads together."""
     refuse(raw, "clip_qkv", None, "and values of q, k and v are not clipped here")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
-    bias, norm = flag(raw, "attention_bias"), HeadNorm(norm=rms(raw, default=1e-5), span="all")
+    norm = rms(raw, default=1e-5)
     config = like_llama(
         architecture,
         raw,
-        attention={"qkv_bias": bias, "out_bias": bias, "head_norm": norm},
-        block=BlockConfig(norm=rms(raw, default=1e-5)),
+        attention={**biases(raw), "head_norm": HeadNorm(norm=norm, span="all")},
+        block=BlockConfig(norm=norm),
     )
     experts = read_experts(raw, size="intermediate_size", normalised=flag(raw, "norm_topk_prob"))
     return with_experts(config, experts)
@@ -115,22 +113,7 @@ def parse_olmoe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_granite_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Granite-MoE: Granite's factors; one tensor holds a layer's weights of all experts."""
-    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
-    bias = flag(raw, "attention_bias")
-    config = like_llama(
-        architecture,
-        raw,
-        attention={
-            "qkv_bias": bias,
-            "out_bias": bias,
-            "scale": number(raw, "attention_multiplier", 1.0),
-        },
-        block=BlockConfig(norm=rms(raw), residual_scale=number(raw, "residual_multiplier", 1.0)),
-        embedding=EmbeddingConfig(scale=number(raw, "embedding_multiplier", 1.0)),
-        head=HeadConfig(
-            tied=flag(raw, "tie_word_embeddings"), scale=1.0 / number(raw, "logits_scaling", 1.0)
-        ),
-    )
+    config = parse_granite(architecture, raw)
     experts = read_experts(
         raw,
         number="num_local_experts",
@@ -158,15 +141,11 @@ def parse_gpt_oss(architecture: str, raw: RawConfig) -> DecoderConfig:
     raw = {"head_dim": 64, "num_key_value_heads": 8, **without_nulls(raw)}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         raise ConfigError("config.json of GPT-OSS has neither rope_scaling nor rope_parameters.")
-    num_layers = positive(raw, "num_hidden_layers")
-    halves = ["full_attention" if layer % 2 else WINDOWED for layer in range(num_layers)]
-    window = raw.get("sliding_window", 128)
-    bias = flag(raw, "attention_bias", True)
     config = like_llama(
         architecture,
         raw,
-        windows=[window if kind == WINDOWED else None for kind in kinds_of_layers(raw, halves)],
-        attention={"qkv_bias": bias, "out_bias": bias, "sinks": True},
+        windows=windows_of_layers(raw, raw.get("sliding_window", 128), every(raw, 2)),
+        attention={**biases(raw, default=True), "sinks": True},
         block=BlockConfig(norm=rms(raw, default=1e-5)),
     )
     experts = replace(

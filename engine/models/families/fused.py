@@ -4,16 +4,15 @@ InternLM2 and 3, Baichuan.
 
 from __future__ import annotations
 
+from typing import Any
+
 from remora.configs.errors import ConfigError
-from remora.engine.models.config import (
-    BlockConfig,
-    DecoderConfig,
-    NormConfig,
-    TensorRule,
-)
+from remora.engine.models.config import BlockConfig, DecoderConfig, TensorRule
 from remora.engine.models.families.config_values import (
     RawConfig,
+    biases,
     flag,
+    gated,
     heads,
     number,
     partial_rotary,
@@ -61,20 +60,20 @@ def parse_phi3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_glm(architecture: str, raw: RawConfig) -> DecoderConfig:
     """GLM-4 in transformers' format: interleaved RoPE in half of each head."""
-    return _glm(architecture, raw, BlockConfig(norm=_glm_norm(raw)))
+    return _glm(architecture, raw)
 
 
 def parse_glm4(architecture: str, raw: RawConfig) -> DecoderConfig:
     """GLM-4-0414: also norms after each part."""
-    block = BlockConfig(
-        norm=_glm_norm(raw),
+    return _glm(
+        architecture,
+        raw,
         attention_out_norm="post_self_attn_layernorm",
         mlp_out_norm="post_mlp_layernorm",
     )
-    return _glm(architecture, raw, block)
 
 
-def _glm(architecture: str, raw: RawConfig, block: BlockConfig) -> DecoderConfig:
+def _glm(architecture: str, raw: RawConfig, **norms: Any) -> DecoderConfig:
     size = positive(raw, "intermediate_size")
     return like_llama(
         architecture,
@@ -82,13 +81,9 @@ def _glm(architecture: str, raw: RawConfig, block: BlockConfig) -> DecoderConfig
         attention={"qkv_bias": flag(raw, "attention_bias", True)},
         partial=partial_rotary(raw, 0.5),
         interleaved=True,
-        block=block,
+        block=BlockConfig(norm=rms(raw, default=1.5625e-07), **norms),
         rules=tuple(of_layers(LAYERS, {"mlp.gate_up_proj": GATE_UP}, blocks(size, size))),
     )
-
-
-def _glm_norm(raw: RawConfig) -> NormConfig:
-    return rms(raw, default=1.5625e-07)
 
 
 CHATGLM_WORDS = {
@@ -147,7 +142,6 @@ def parse_chatglm(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_internlm2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """InternLM2: q, k and v are fused in groups, one for each KV head."""
-    bias = flag(raw, "bias")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     names: dict[str, str | tuple[str, ...]] = {
         "attention.wo": "self_attn.o_proj",
@@ -161,7 +155,7 @@ def parse_internlm2(architecture: str, raw: RawConfig) -> DecoderConfig:
     return like_llama(
         architecture,
         raw,
-        attention={"qkv_bias": bias, "out_bias": bias},
+        attention=biases(raw, "bias"),
         rules=(
             *of_layers(LAYERS, names),
             *of_layers(LAYERS, {"attention.wqkv": QKV}, qkv_groups(heads(raw))),
@@ -173,11 +167,12 @@ def parse_internlm2(architecture: str, raw: RawConfig) -> DecoderConfig:
 def parse_internlm3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """InternLM3: Llama with biases under other keys."""
     bias = flag(raw, "bias")
+    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     return like_llama(
         architecture,
-        {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)},
+        raw,
         attention={"qkv_bias": flag(raw, "qkv_bias"), "out_bias": bias},
-        mlp_bias=bias,
+        mlp=gated(raw, bias=bias),
     )
 
 

@@ -22,6 +22,7 @@ from remora.engine.models.families.config_values import (
     WINDOWED,
     RawConfig,
     activation,
+    biases,
     every,
     flag,
     heads,
@@ -52,11 +53,10 @@ def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
         "hidden_act": "gelu_pytorch_tanh" if act in (None, "gelu") else act,
         "tie_word_embeddings": flag(raw, "tie_word_embeddings", True),
     }
-    bias = flag(raw, "attention_bias")
     return like_llama(
         architecture,
         raw,
-        attention={"qkv_bias": bias, "out_bias": bias},
+        attention=biases(raw),
         block=BlockConfig(norm=rms(raw, offset=1.0)),
         embedding=EmbeddingConfig(scale=positive(raw, "hidden_size") ** 0.5),
     )
@@ -119,7 +119,6 @@ def _sandwiched(
     head_norm: HeadNorm | None,
 ) -> DecoderConfig:
     """Read what Gemma 2 and 3 share; soft_caps are the defaults for scores and for logits."""
-    bias = flag(raw, "attention_bias")
     window = raw.get("sliding_window", 4096)
     both_ways = flag(raw, BOTH_WAYS)
     if both_ways and window is not None:
@@ -132,8 +131,7 @@ def _sandwiched(
         architecture,
         {**without_nulls(raw), "hidden_act": "silu", "rope_scaling": None, "rope_parameters": None},
         attention={
-            "qkv_bias": bias,
-            "out_bias": bias,
+            **biases(raw),
             "scale": number(raw, "query_pre_attn_scalar", 256) ** -0.5,
             "soft_cap": optional_number(raw, "attn_logit_softcapping", soft_caps[0]),
             "head_norm": head_norm,

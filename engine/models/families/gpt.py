@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from remora.engine.models.config import (
-    BlockConfig,
-    DecoderConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    MLPConfig,
-    NormConfig,
-)
+from remora.engine.models.config import BlockConfig, DecoderConfig, EmbeddingConfig, HeadConfig
 from remora.engine.models.families.config_values import (
     RawConfig,
-    activation,
     alike,
+    biases,
     eos_token_ids,
     flag,
     heads,
+    layer_norm,
     number,
     partial_rotary,
     positive,
     refuse,
     renamed,
-    rope,
+    ungated,
     without_nulls,
 )
+from remora.engine.models.families.llama import like_llama
 from remora.engine.models.families.tensor_rules import (
     QKV,
     of_ends,
@@ -54,9 +49,8 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
     size = positive(raw, "hidden_size")
     raw = {"intermediate_size": 4 * size, **raw}
     raw["num_key_value_heads"] = raw.get("num_attention_heads")
-    shape = heads(raw, qkv_bias=True, out_bias=True)
-    if not flag(raw, "scale_attn_weights", True):
-        shape = heads(raw, qkv_bias=True, out_bias=True, scale=1.0)
+    scale = {} if flag(raw, "scale_attn_weights", True) else {"scale": 1.0}
+    shape = heads(raw, qkv_bias=True, out_bias=True, **scale)
     transposed_modules = {
         "attn.c_proj": "self_attn.o_proj",
         "mlp.c_fc": "mlp.up_proj",
@@ -71,8 +65,8 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
         hidden_size=size,
         max_position=num_positions,
         attention=shape,
-        layers=alike(raw, NO_ROPE, _plain(raw, "gelu_new")),
-        block=BlockConfig(norm=_norm(raw, "layer_norm_epsilon")),
+        layers=alike(raw, NO_ROPE, ungated(raw, "gelu_new")),
+        block=BlockConfig(norm=layer_norm(raw, "layer_norm_epsilon")),
         embedding=EmbeddingConfig(num_positions=num_positions),
         head=HeadConfig(tied=flag(raw, "tie_word_embeddings", True)),
         eos_token_ids=eos_token_ids(raw),
@@ -93,10 +87,6 @@ def parse_gpt_neox(architecture: str, raw: RawConfig) -> DecoderConfig:
         **without_nulls(raw),
         "num_key_value_heads": raw.get("num_attention_heads"),
     }
-    bias = flag(raw, "attention_bias", True)
-    shape = heads(raw, qkv_bias=bias, out_bias=bias)
-    partial = partial_rotary(raw, 0.25, key="rotary_pct")
-    turn, max_position = rope(raw, shape.head_dim, partial=partial)
     prefix = r"gpt_neox\.layers\."
     names = {
         "attention.dense": "self_attn.o_proj",
@@ -110,20 +100,18 @@ def parse_gpt_neox(architecture: str, raw: RawConfig) -> DecoderConfig:
         r"gpt_neox\.final_layer_norm": "model.norm",
         "embed_out": "lm_head",
     }
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=positive(raw, "vocab_size"),
-        hidden_size=positive(raw, "hidden_size"),
-        max_position=max_position,
-        attention=shape,
-        layers=alike(raw, turn, _plain(raw, "gelu")),
+    return like_llama(
+        architecture,
+        raw,
+        attention=biases(raw, default=True),
+        mlp=ungated(raw, "gelu"),
+        partial=partial_rotary(raw, 0.25, key="rotary_pct"),
         block=BlockConfig(
-            norm=_norm(raw, "layer_norm_eps"), parallel=flag(raw, "use_parallel_residual", True)
+            norm=layer_norm(raw, "layer_norm_eps"),
+            parallel=flag(raw, "use_parallel_residual", True),
         ),
-        head=HeadConfig(tied=flag(raw, "tie_word_embeddings")),
-        eos_token_ids=eos_token_ids(raw),
         rules=(
-            *of_layers(prefix, {"attention.query_key_value": QKV}, qkv_groups(shape)),
+            *of_layers(prefix, {"attention.query_key_value": QKV}, qkv_groups(heads(raw))),
             *of_layers(prefix, names),
             *of_ends(ends),
             *unused(prefix + r"\d+\.attention\.(masked_)?bias"),
@@ -139,23 +127,18 @@ def parse_falcon(architecture: str, raw: RawConfig) -> DecoderConfig:
         False,
         "only the block's input is supported as the residual",
     )
-    raw = {"ffn_hidden_size": 4 * positive(raw, "hidden_size"), **without_nulls(raw)}
+    raw = {
+        "ffn_hidden_size": 4 * positive(raw, "hidden_size"),
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        **without_nulls(raw),
+    }
     is_new, is_parallel = flag(raw, "new_decoder_architecture"), flag(raw, "parallel_attn", True)
     has_one_kv_head = flag(raw, "multi_query", True) and not is_new
     num_heads = positive(raw, "num_attention_heads")
     raw["num_key_value_heads"] = 1 if has_one_kv_head else raw.get("num_kv_heads", num_heads)
     raw["intermediate_size"] = raw["ffn_hidden_size"]
-    bias = flag(raw, "bias")
-    shape = heads(raw, qkv_bias=bias, out_bias=bias)
-    turn, max_position = rope({"max_position_embeddings": 2048, **raw}, shape.head_dim)
-    if flag(raw, "alibi"):
-        shape, turn = heads(raw, qkv_bias=bias, out_bias=bias, alibi=shape.scale), NO_ROPE
-    mlp = MLPConfig(
-        size=positive(raw, "intermediate_size"),
-        activation=activation(raw, "activation", "gelu"),
-        gated=False,
-        bias=bias,
-    )
+    shape, has_alibi = heads(raw), flag(raw, "alibi")
     has_two_norms = is_parallel and is_new and raw.get("num_ln_in_parallel_attn", 2) == 2
     is_parallel = is_parallel or is_new
     names = {
@@ -172,36 +155,20 @@ def parse_falcon(architecture: str, raw: RawConfig) -> DecoderConfig:
         r"transformer\.ln_f": "model.norm",
     }
     split = qkv_blocks(shape) if has_one_kv_head else qkv_groups(shape)
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=positive(raw, "vocab_size"),
-        hidden_size=positive(raw, "hidden_size"),
-        max_position=max_position,
-        attention=shape,
-        layers=alike(raw, turn, mlp),
+    return like_llama(
+        architecture,
+        raw,
+        attention={**biases(raw, "bias"), "alibi": shape.scale if has_alibi else None},
+        mlp=ungated(raw, "gelu", key="activation", bias=flag(raw, "bias")),
+        rotates=[not has_alibi] * positive(raw, "num_hidden_layers"),
         block=BlockConfig(
-            norm=_norm(raw, "layer_norm_epsilon"),
+            norm=layer_norm(raw, "layer_norm_epsilon"),
             mlp_norm="post_attention_layernorm" if has_two_norms or not is_parallel else None,
             parallel=is_parallel,
         ),
-        head=HeadConfig(tied=flag(raw, "tie_word_embeddings", True)),
-        eos_token_ids=eos_token_ids(raw),
         rules=(
             *of_layers(r"transformer\.h\.", {"self_attention.query_key_value": QKV}, split),
             *of_layers(r"transformer\.h\.", names),
             *of_ends(ends),
         ),
     )
-
-
-def _plain(raw: RawConfig, act: str) -> MLPConfig:
-    return MLPConfig(
-        size=positive(raw, "intermediate_size"),
-        activation=activation(raw, default=act),
-        gated=False,
-        bias=True,
-    )
-
-
-def _norm(raw: RawConfig, key: str) -> NormConfig:
-    return NormConfig(kind="layer", eps=number(raw, key, 1e-5), bias=True)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from remora.engine.models.config import (
-    BlockConfig,
-    DecoderConfig,
-    HeadConfig,
-    HeadNorm,
-    LayerConfig,
-    MLPConfig,
-    NormConfig,
-)
+from dataclasses import replace
+
+from remora.engine.models.config import BlockConfig, DecoderConfig, HeadConfig, HeadNorm
 from remora.engine.models.families.config_values import (
     WINDOWED,
     RawConfig,
-    activation,
+    biases,
     every,
     flag,
-    heads,
     kinds_of_layers,
+    layer_norm,
     number,
     partial_rotary,
-    positive,
     refuse,
-    rope,
+    ungated,
     without_nulls,
 )
 from remora.engine.models.families.llama import like_llama
 from remora.engine.models.families.tensor_rules import of_ends, of_layers
-from remora.engine.models.rope_config import NO_ROPE
 
 LAYERS = r"model\.layers\."
 
@@ -36,9 +28,9 @@ LAYERS = r"model\.layers\."
 def parse_stablelm(architecture: str, raw: RawConfig) -> DecoderConfig:
     """StableLM 2 and StableLM 3B: RoPE in a quarter of each head."""
     raw = without_nulls(raw)
-    norm = _layer_norm(raw, "layer_norm_eps")
+    norm = layer_norm(raw, "layer_norm_eps")
     of_heads = HeadNorm(
-        norm=NormConfig(kind="layer", eps=norm.eps),
+        norm=replace(norm, bias=False),
         span="each",
         query="q_layernorm",
         key="k_layernorm",
@@ -65,23 +57,13 @@ def parse_starcoder2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """StarCoder2: biases everywhere, no gate."""
     refuse(raw, "norm_type", "layer_norm", "only layer norms are known")
     refuse(raw, "mlp_type", "default", "only feed-forward layers without a gate are known")
-    bias = flag(raw, "use_bias", True)
-    shape = heads(raw, qkv_bias=bias, out_bias=bias)
-    turn, max_position = rope(raw, shape.head_dim)
-    mlp = MLPConfig(
-        size=positive(raw, "intermediate_size"),
-        activation=activation(raw, default="gelu_pytorch_tanh"),
-        gated=False,
-        bias=bias,
-    )
-    layer = LayerConfig(rope=turn, mlp=mlp, window=raw.get("sliding_window"))
     return like_llama(
         architecture,
         {**raw, "tie_word_embeddings": flag(raw, "tie_word_embeddings", True)},
-        attention={"qkv_bias": bias, "out_bias": bias},
-        max_position=max_position,
-        layers=(layer,) * positive(raw, "num_hidden_layers"),
-        block=BlockConfig(norm=_layer_norm(raw, "norm_epsilon")),
+        attention=biases(raw, "use_bias", True),
+        mlp=ungated(raw, "gelu_pytorch_tanh", bias=flag(raw, "use_bias", True)),
+        windows=raw.get("sliding_window"),
+        block=BlockConfig(norm=layer_norm(raw, "norm_epsilon")),
         rules=tuple(of_layers(LAYERS, {"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"})),
     )
 
@@ -89,17 +71,8 @@ def parse_starcoder2(architecture: str, raw: RawConfig) -> DecoderConfig:
 def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Phi 1, 1.5 and 2: parallel blocks with one norm, RoPE in half of each head."""
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
-    norm = _layer_norm(raw, "layer_norm_eps")
+    norm = layer_norm(raw, "layer_norm_eps")
     of_heads = HeadNorm(norm=norm, query="q_layernorm", key="k_layernorm")
-    partial = partial_rotary(raw, 0.5)
-    shape = heads(raw)
-    turn, max_position = rope(raw, shape.head_dim, partial=partial)
-    mlp = MLPConfig(
-        size=positive(raw, "intermediate_size"),
-        activation=activation(raw, default="gelu_new"),
-        gated=False,
-        bias=True,
-    )
     return like_llama(
         architecture,
         raw,
@@ -108,9 +81,8 @@ def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
             "out_bias": True,
             "head_norm": of_heads if flag(raw, "qk_layernorm") else None,
         },
-        partial=partial,
-        max_position=max_position,
-        layers=(LayerConfig(rope=turn, mlp=mlp),) * positive(raw, "num_hidden_layers"),
+        mlp=ungated(raw, "gelu_new"),
+        partial=partial_rotary(raw, 0.5),
         block=BlockConfig(norm=norm, mlp_norm=None, parallel=True),
         head=HeadConfig(tied=flag(raw, "tie_word_embeddings"), bias=True),
         rules=(
@@ -130,14 +102,12 @@ def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
 def parse_cohere(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Command R: parallel blocks with one norm, interleaved RoPE."""
     raw = _cohere(raw, theta=500_000.0)
-    norm = NormConfig(kind="layer", eps=number(raw, "layer_norm_eps", 1e-5))
-    bias = flag(raw, "attention_bias")
+    norm = layer_norm(raw, "layer_norm_eps", bias=False)
     return like_llama(
         architecture,
         raw,
         attention={
-            "qkv_bias": bias,
-            "out_bias": bias,
+            **biases(raw),
             "head_norm": HeadNorm(norm=norm, span="each") if flag(raw, "use_qk_norm") else None,
         },
         interleaved=True,
@@ -152,19 +122,14 @@ def parse_cohere2(architecture: str, raw: RawConfig) -> DecoderConfig:
     window = raw.get("sliding_window", 4096)
     raw = _cohere(raw, theta=10_000.0)
     kinds = kinds_of_layers(raw, every(raw, period))
-    shape = heads(raw)
-    turn, max_position = rope(raw, shape.head_dim, interleaved=True)
-    mlp = MLPConfig(size=positive(raw, "intermediate_size"), activation=activation(raw))
-    windowed = LayerConfig(rope=turn, mlp=mlp, window=window)
-    full = LayerConfig(rope=NO_ROPE, mlp=mlp)
-    bias = flag(raw, "attention_bias")
-    norm = NormConfig(kind="layer", eps=number(raw, "layer_norm_eps", 1e-5))
+    norm = layer_norm(raw, "layer_norm_eps", bias=False)
     return like_llama(
         architecture,
         raw,
-        attention={"qkv_bias": bias, "out_bias": bias},
-        max_position=max_position,
-        layers=tuple(windowed if kind == WINDOWED else full for kind in kinds),
+        attention=biases(raw),
+        windows=[window if kind == WINDOWED else None for kind in kinds],
+        rotates=[kind == WINDOWED for kind in kinds],
+        interleaved=True,
         block=BlockConfig(norm=norm, mlp_norm=None, parallel=True),
         head=_cohere_head(raw),
     )
@@ -182,7 +147,3 @@ def _cohere_head(raw: RawConfig) -> HeadConfig:
     return HeadConfig(
         tied=flag(raw, "tie_word_embeddings", True), scale=number(raw, "logit_scale", 0.0625)
     )
-
-
-def _layer_norm(raw: RawConfig, key: str) -> NormConfig:
-    return NormConfig(kind="layer", eps=number(raw, key, 1e-5), bias=True)

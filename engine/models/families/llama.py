@@ -20,30 +20,27 @@ from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
     RawConfig,
-    activation,
     alike,
+    biases,
     eos_token_ids,
     flag,
+    gated,
     heads,
-    kinds_of_layers,
     number,
     positive,
     refuse,
     rms,
     rope,
+    windows_of_layers,
     without_nulls,
 )
 
 
 def parse_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Llama 2 and 3."""
-    bias = flag(raw, "attention_bias")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     return like_llama(
-        architecture,
-        raw,
-        attention={"qkv_bias": bias, "out_bias": bias},
-        mlp_bias=flag(raw, "mlp_bias"),
+        architecture, raw, attention=biases(raw), mlp=gated(raw, bias=flag(raw, "mlp_bias"))
     )
 
 
@@ -59,7 +56,7 @@ def like_llama(
     attention: dict[str, Any] | None = None,
     windows: int | list[int | None] | None = None,
     rotates: list[bool] | None = None,
-    mlp_bias: bool = False,
+    mlp: MLPConfig | None = None,
     partial: float | None = None,
     interleaved: bool = False,
     **options: Any,
@@ -67,13 +64,12 @@ def like_llama(
     """Parse a config with Llama's keys: pre-norms, RoPE, a gated feed-forward layer.
 
     attention:  further fields of AttentionConfig
+    mlp:        None = gated, without biases
     partial, interleaved:  of RoPE, as in `parse_rope`
     options:    further fields of DecoderConfig, replacing the parsed ones
     """
     shape = heads(raw, **(attention or {}))
     turn, max_position = rope(raw, shape.head_dim, partial=partial, interleaved=interleaved)
-    size = positive(raw, "intermediate_size")
-    mlp = MLPConfig(size=size, activation=activation(raw), bias=mlp_bias)
     return DecoderConfig(
         **{
             "architecture": architecture,
@@ -81,7 +77,7 @@ def like_llama(
             "hidden_size": positive(raw, "hidden_size"),
             "max_position": max_position,
             "attention": shape,
-            "layers": alike(raw, turn, mlp, windows, rotates),
+            "layers": alike(raw, turn, mlp or gated(raw), windows, rotates),
             "block": BlockConfig(norm=rms(raw)),
             "head": HeadConfig(tied=flag(raw, "tie_word_embeddings")),
             "eos_token_ids": eos_token_ids(raw),
@@ -94,8 +90,7 @@ def parse_ministral(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Ministral: each layer says whether it has the window."""
     window = raw.get("sliding_window", 4096)
     default = [FULL if window is None else WINDOWED] * positive(raw, "num_hidden_layers")
-    kinds = kinds_of_layers(raw, default)
-    windows = [window if kind == WINDOWED else None for kind in kinds]
+    windows = windows_of_layers(raw, window, default)
     return like_llama(architecture, without_nulls(raw), windows=windows)
 
 
@@ -127,32 +122,26 @@ def parse_smollm3(architecture: str, raw: RawConfig) -> DecoderConfig:
         rotates = [(layer + 1) % period for layer in range(num_layers)]
     window = raw.get("sliding_window") if flag(raw, "use_sliding_window") else None
     default = [FULL if turns or window is None else WINDOWED for turns in rotates]
-    windows = [window if kind == WINDOWED else None for kind in kinds_of_layers(raw, default)]
-    bias = flag(raw, "attention_bias")
+    windows = windows_of_layers(raw, window, default)
     raw = {"rope_theta": 2e6, "tie_word_embeddings": True, **without_nulls(raw)}
     return like_llama(
         architecture,
         raw,
         windows=windows,
         rotates=[bool(turns) for turns in rotates],
-        attention={"qkv_bias": bias, "out_bias": bias},
-        mlp_bias=flag(raw, "mlp_bias"),
+        attention=biases(raw),
+        mlp=gated(raw, bias=flag(raw, "mlp_bias")),
     )
 
 
 def parse_granite(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Granite: factors on embeddings, scores, what blocks add, and logits."""
-    bias = flag(raw, "attention_bias")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     return like_llama(
         architecture,
         raw,
-        attention={
-            "qkv_bias": bias,
-            "out_bias": bias,
-            "scale": number(raw, "attention_multiplier", 1.0),
-        },
-        mlp_bias=flag(raw, "mlp_bias"),
+        attention={**biases(raw), "scale": number(raw, "attention_multiplier", 1.0)},
+        mlp=gated(raw, bias=flag(raw, "mlp_bias")),
         block=BlockConfig(norm=rms(raw), residual_scale=number(raw, "residual_multiplier", 1.0)),
         embedding=EmbeddingConfig(scale=number(raw, "embedding_multiplier", 1.0)),
         head=HeadConfig(
@@ -167,11 +156,10 @@ def parse_minicpm(architecture: str, raw: RawConfig) -> DecoderConfig:
     hidden_size = positive(raw, "hidden_size")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     depth = number(raw, "scale_depth", 1.0) / positive(raw, "num_hidden_layers") ** 0.5
-    bias = flag(raw, "attention_bias")
     return like_llama(
         architecture,
         raw,
-        attention={"qkv_bias": bias, "out_bias": bias},
+        attention=biases(raw),
         block=BlockConfig(norm=rms(raw), residual_scale=depth),
         embedding=EmbeddingConfig(scale=number(raw, "scale_emb", 1.0)),
         head=HeadConfig(
@@ -183,17 +171,12 @@ def parse_minicpm(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_olmo2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """OLMo 2: norms after each part instead of before, and of all heads together."""
-    bias = flag(raw, "attention_bias")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     norm = rms(raw, default=1e-5)
     return like_llama(
         architecture,
         raw,
-        attention={
-            "qkv_bias": bias,
-            "out_bias": bias,
-            "head_norm": HeadNorm(norm=norm, span="all"),
-        },
+        attention={**biases(raw), "head_norm": HeadNorm(norm=norm, span="all")},
         block=BlockConfig(
             norm=norm,
             attention_norm=None,

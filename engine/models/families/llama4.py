@@ -22,6 +22,7 @@ from remora.engine.models.config import (
 from remora.engine.models.families.config_values import (
     FULL,
     RawConfig,
+    biases,
     flag,
     kinds_of_layers,
     number,
@@ -99,14 +100,14 @@ def _rotating_layers(raw: RawConfig, num_layers: int) -> list[bool]:
 
 def _attention(raw: RawConfig) -> dict[str, Any]:
     """Return fields of AttentionConfig."""
-    bias, growth, norm = flag(raw, "attention_bias"), None, None
+    growth, norm = None, None
     if flag(raw, "attn_temperature_tuning", True):
         rate, period = number(raw, "attn_scale", 0.1), positive(raw, "floor_scale")
         growth = QueryGrowth(rate=rate, period=period, offset=1, unrotated_only=True)
     if flag(raw, "use_qk_norm", True):
         # After rotation in the model's own code; without a weight that is the same.
         norm = HeadNorm(norm=rms(raw, default=1e-5), weighted=False, rotated_only=True)
-    return {"qkv_bias": bias, "out_bias": bias, "growth": growth, "head_norm": norm}
+    return {**biases(raw), "growth": growth, "head_norm": norm}
 
 
 def _experts(raw: RawConfig) -> ExpertsConfig:

@@ -7,10 +7,10 @@ from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
     RawConfig,
-    flag,
-    kinds_of_layers,
+    biases,
     positive,
     rms,
+    windows_of_layers,
     without_nulls,
 )
 from remora.engine.models.families.llama import like_llama
@@ -23,13 +23,12 @@ def parse_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Qwen3: QK norms."""
-    bias = flag(raw, "attention_bias")
     raw = {"head_dim": 128, **without_nulls(raw)}
     return like_llama(
         architecture,
         raw,
         windows=qwen_windows(raw),
-        attention={"qkv_bias": bias, "out_bias": bias, "head_norm": HeadNorm(norm=rms(raw))},
+        attention={**biases(raw), "head_norm": HeadNorm(norm=rms(raw))},
     )
 
 
@@ -40,5 +39,5 @@ def qwen_windows(raw: RawConfig) -> list[int | None] | None:
         return None
     first = raw.get("max_window_layers", 28)
     num_layers = positive(raw, "num_hidden_layers")
-    kinds = kinds_of_layers(raw, [WINDOWED if at >= first else FULL for at in range(num_layers)])
-    return [window if kind == WINDOWED else None for kind in kinds]
+    default = [WINDOWED if at >= first else FULL for at in range(num_layers)]
+    return windows_of_layers(raw, window, default)

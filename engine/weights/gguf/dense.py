@@ -178,10 +178,7 @@ def _baichuan(file: GGUFFile) -> dict[str, Any]:
 
 
 def _gpt2(file: GGUFFile) -> dict[str, Any]:
-    return {
-        "hidden_act": "gelu_new",
-        "layer_norm_epsilon": decimal(file, LAYER_NORM, 1e-5),
-    }
+    return {"hidden_act": "gelu_new", "layer_norm_epsilon": decimal(file, LAYER_NORM, 1e-5)}
 
 
 def _gpt_neox(file: GGUFFile) -> dict[str, Any]:
@@ -213,124 +210,85 @@ def _falcon(file: GGUFFile) -> dict[str, Any]:
 
 
 DENSE = {
-    "llama": GGUFFamily(
-        architecture="LlamaForCausalLM", model_type="llama", is_permuted=True
-    ),  # Mistral and InternLM 3 among them
+    # Mistral and InternLM 3 among them
+    "llama": GGUFFamily("LlamaForCausalLM", "llama", is_permuted=True),
     "mistral3": GGUFFamily(
-        architecture="Ministral3ForCausalLM",
-        model_type="ministral3",
+        "Ministral3ForCausalLM",
+        "ministral3",
+        _ministral3,
         is_permuted=True,
-        settings=_ministral3,
         understands=frozenset({"attention.temperature_scale"}),
     ),
-    "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
-    "qwen3": GGUFFamily(architecture="Qwen3ForCausalLM", model_type="qwen3"),
-    "gemma": GGUFFamily(
-        architecture="GemmaForCausalLM",
-        model_type="gemma",
-        norm_offset=1.0,
-        settings=lambda file: GELU,
-    ),
+    "qwen2": GGUFFamily("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GGUFFamily("Qwen3ForCausalLM", "qwen3"),
+    "gemma": GGUFFamily("GemmaForCausalLM", "gemma", lambda file: GELU, norm_offset=1.0),
     "gemma2": GGUFFamily(
-        architecture="Gemma2ForCausalLM",
-        model_type="gemma2",
-        names=GEMMA_NAMES,
-        norm_offset=1.0,
-        settings=_sandwiched,
+        "Gemma2ForCausalLM", "gemma2", _sandwiched, names=GEMMA_NAMES, norm_offset=1.0
     ),
     "gemma3": GGUFFamily(
-        architecture="Gemma3ForCausalLM",
-        model_type="gemma3_text",
-        names=GEMMA_NAMES,
-        norm_offset=1.0,
-        settings=_gemma3,
+        "Gemma3ForCausalLM", "gemma3_text", _gemma3, names=GEMMA_NAMES, norm_offset=1.0
     ),
-    "phi2": GGUFFamily(architecture="PhiForCausalLM", model_type="phi", settings=_phi2),
+    "phi2": GGUFFamily("PhiForCausalLM", "phi", _phi2),
     "phi3": GGUFFamily(
-        architecture="Phi3ForCausalLM",
-        model_type="phi3",
+        "Phi3ForCausalLM",
+        "phi3",
+        lambda file: {"sliding_window": _window(file)},
         names={"ffn_up": GATE_UP},
-        settings=lambda file: {"sliding_window": _window(file)},
     ),
     "olmo2": GGUFFamily(
-        architecture="Olmo2ForCausalLM",
-        model_type="olmo2",
+        "Olmo2ForCausalLM",
+        "olmo2",
+        _olmo2,
         names={
             "post_attention_norm": "post_attention_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
-        settings=_olmo2,
     ),
     "smollm3": GGUFFamily(
-        architecture="SmolLM3ForCausalLM",
-        model_type="smollm3",
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        lambda file: {"no_rope_layer_interval": SMOLLM3_PATTERN},
         is_permuted=True,
-        settings=lambda file: {"no_rope_layer_interval": SMOLLM3_PATTERN},
     ),
-    "granite": GGUFFamily(
-        architecture="GraniteForCausalLM",
-        model_type="granite",
-        is_permuted=True,
-        settings=granite_factors,
-    ),
-    "minicpm": GGUFFamily(
-        architecture="MiniCPMForCausalLM",
-        model_type="minicpm",
-        is_permuted=True,
-        settings=_minicpm,
-    ),
+    "granite": GGUFFamily("GraniteForCausalLM", "granite", granite_factors, is_permuted=True),
+    "minicpm": GGUFFamily("MiniCPMForCausalLM", "minicpm", _minicpm, is_permuted=True),
     "internlm2": GGUFFamily(
-        architecture="InternLM2ForCausalLM",
-        model_type="internlm2",
+        "InternLM2ForCausalLM",
+        "internlm2",
+        lambda file: {"bias": _has(file, "attn_q.bias")},
         is_permuted=True,
-        settings=lambda file: {"bias": _has(file, "attn_q.bias")},
     ),
-    "baichuan": GGUFFamily(
-        architecture="BaichuanForCausalLM",
-        model_type="baichuan",
-        is_permuted=True,
-        settings=_baichuan,
-    ),
-    "chatglm": GGUFFamily(
-        architecture="GlmForCausalLM", model_type="glm", names={"ffn_up": GATE_UP}, settings=_glm
-    ),
+    "baichuan": GGUFFamily("BaichuanForCausalLM", "baichuan", _baichuan, is_permuted=True),
+    "chatglm": GGUFFamily("GlmForCausalLM", "glm", _glm, names={"ffn_up": GATE_UP}),
     "glm4": GGUFFamily(
-        architecture="Glm4ForCausalLM",
-        model_type="glm4",
+        "Glm4ForCausalLM",
+        "glm4",
+        _glm,
         names={
             "ffn_up": GATE_UP,
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
-        settings=_glm,
     ),
     "stablelm": GGUFFamily(
-        architecture="StableLmForCausalLM",
-        model_type="stablelm",
+        "StableLmForCausalLM",
+        "stablelm",
+        _stablelm,
         names={
             "attn_q_norm": "self_attn.q_layernorm.norms.{}",
             "attn_k_norm": "self_attn.k_layernorm.norms.{}",
         },
-        settings=_stablelm,
     ),
-    "starcoder2": GGUFFamily(
-        architecture="Starcoder2ForCausalLM", model_type="starcoder2", settings=_starcoder2
-    ),
-    "command-r": GGUFFamily(
-        architecture="CohereForCausalLM", model_type="cohere", settings=_cohere
-    ),
-    "cohere2": GGUFFamily(
-        architecture="Cohere2ForCausalLM", model_type="cohere2", settings=_cohere2
-    ),
-    "gpt2": GGUFFamily(architecture="GPT2LMHeadModel", model_type="gpt2", settings=_gpt2),
-    "gptneox": GGUFFamily(
-        architecture="GPTNeoXForCausalLM", model_type="gpt_neox", settings=_gpt_neox
-    ),
-    "falcon": GGUFFamily(architecture="FalconForCausalLM", model_type="falcon", settings=_falcon),
+    "starcoder2": GGUFFamily("Starcoder2ForCausalLM", "starcoder2", _starcoder2),
+    "command-r": GGUFFamily("CohereForCausalLM", "cohere", _cohere),
+    "cohere2": GGUFFamily("Cohere2ForCausalLM", "cohere2", _cohere2),
+    "gpt2": GGUFFamily("GPT2LMHeadModel", "gpt2", _gpt2),
+    "gptneox": GGUFFamily("GPTNeoXForCausalLM", "gpt_neox", _gpt_neox),
+    "falcon": GGUFFamily("FalconForCausalLM", "falcon", _falcon),
 }
 FALCON_WITH_TWO_NORMS = GGUFFamily(
-    architecture="FalconForCausalLM",
-    model_type="falcon",
+    "FalconForCausalLM",
+    "falcon",
+    _falcon,
     names={"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
-    settings=_falcon,
 )

@@ -20,48 +20,45 @@ MAVERICK_EXPERTS = 128
 DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
-def _experts(file: GGUFFile) -> dict[str, Any]:
+def _experts(file: GGUFFile, key: str = "num_experts") -> dict[str, Any]:
+    """Return how many experts there are, under a family's key, and how many a token uses."""
     return {
-        "num_experts": whole(file, "expert_count"),
+        key: whole(file, "expert_count"),
         "num_experts_per_tok": whole(file, "expert_used_count"),
-        "moe_intermediate_size": whole(file, "expert_feed_forward_length"),
     }
 
 
 def _local_experts(file: GGUFFile) -> dict[str, Any]:
     """Return the experts' settings under Mixtral's keys."""
-    return {
-        "num_local_experts": whole(file, "expert_count"),
-        "num_experts_per_tok": whole(file, "expert_used_count"),
-    }
+    return _experts(file, "num_local_experts")
+
+
+def _size(file: GGUFFile) -> dict[str, Any]:
+    return {"moe_intermediate_size": whole(file, "expert_feed_forward_length")}
+
+
+def _normalised(file: GGUFFile) -> dict[str, Any]:
+    return {"norm_topk_prob": bool(file.setting("expert_weights_norm", False))}
 
 
 def _routed_experts(file: GGUFFile) -> dict[str, Any]:
     """Return the experts' settings under DeepSeek's keys."""
     return {
-        "n_routed_experts": whole(file, "expert_count"),
-        "num_experts_per_tok": whole(file, "expert_used_count"),
-        "moe_intermediate_size": whole(file, "expert_feed_forward_length"),
+        **_experts(file, "n_routed_experts"),
+        **_size(file),
+        **_normalised(file),
         "n_shared_experts": whole(file, "expert_shared_count", 0),
         "first_k_dense_replace": whole(file, "leading_dense_block_count", 0),
         "routed_scaling_factor": decimal(file, "expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
     }
 
 
 def _qwen2_moe(file: GGUFFile) -> dict[str, Any]:
     return {
         **_experts(file),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
+        **_size(file),
+        **_normalised(file),
         "shared_expert_intermediate_size": whole(file, "expert_shared_feed_forward_length"),
-    }
-
-
-def _olmoe(file: GGUFFile) -> dict[str, Any]:
-    return {
-        "num_experts": whole(file, "expert_count"),
-        "num_experts_per_tok": whole(file, "expert_used_count"),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
     }
 
 
@@ -101,8 +98,7 @@ def _llama4(file: GGUFFile) -> dict[str, Any]:
 def _glm4_moe(file: GGUFFile) -> dict[str, Any]:
     return {
         **_routed_experts(file),
-        "n_group": whole(file, "expert_group_count", 1),
-        "topk_group": whole(file, "expert_group_used_count", 1),
+        **_groups(file),
         "attention_bias": "blk.0.attn_q.bias" in file.shapes,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.shapes,
     }
@@ -131,74 +127,49 @@ def _latents(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _groups(file: GGUFFile) -> tuple[int, int]:
-    groups, best = DEEPSEEK_GROUPS.get(whole(file, "expert_count"), (1, 1))
-    return (
-        whole(file, "expert_group_count", groups),
-        whole(file, "expert_group_used_count", best),
-    )
+def _groups(file: GGUFFile, usual: tuple[int, int] = (1, 1)) -> dict[str, int]:
+    """Return the number of groups and of those chosen; `usual` are both where the file has none."""
+    return {
+        "n_group": whole(file, "expert_group_count", usual[0]),
+        "topk_group": whole(file, "expert_group_used_count", usual[1]),
+    }
 
 
 def _deepseek_v2(file: GGUFFile) -> dict[str, Any]:
     gating = whole(file, "expert_gating_func", SOFTMAX)
     if gating not in (0, SOFTMAX):
         raise refused(file, f"chooses experts by expert_gating_func {gating}, not known here")
-    groups, best = _groups(file)
-    return {
-        **_latents(file),
-        **_routed_experts(file),
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
-        "n_group": groups,
-        "topk_group": best,
-    }
+    made = _deepseek_v3(file)
+    return made | {"topk_method": "group_limited_greedy" if made["n_group"] > 1 else "greedy"}
 
 
 def _deepseek_v3(file: GGUFFile) -> dict[str, Any]:
-    groups, best = _groups(file)
-    return {**_latents(file), **_routed_experts(file), "n_group": groups, "topk_group": best}
+    usual = DEEPSEEK_GROUPS.get(whole(file, "expert_count"), (1, 1))
+    return {**_latents(file), **_routed_experts(file), **_groups(file, usual)}
 
 
 EXPERTS = {
-    "qwen2moe": GGUFFamily(
-        architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", settings=_qwen2_moe
-    ),
+    "qwen2moe": GGUFFamily("Qwen2MoeForCausalLM", "qwen2_moe", _qwen2_moe),
     "qwen3moe": GGUFFamily(
-        architecture="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
-        settings=lambda file: {**_experts(file), "norm_topk_prob": True},
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        lambda file: {**_experts(file), **_size(file), "norm_topk_prob": True},
     ),
-    "olmoe": GGUFFamily(architecture="OlmoeForCausalLM", model_type="olmoe", settings=_olmoe),
+    "olmoe": GGUFFamily(
+        "OlmoeForCausalLM", "olmoe", lambda file: _experts(file) | _normalised(file)
+    ),
     "granitemoe": GGUFFamily(
-        architecture="GraniteMoeSharedForCausalLM",
-        model_type="granitemoeshared",
-        is_permuted=True,
-        settings=_granite_moe,
+        "GraniteMoeSharedForCausalLM", "granitemoeshared", _granite_moe, is_permuted=True
     ),
-    "gpt-oss": GGUFFamily(
-        architecture="GptOssForCausalLM",
-        model_type="gpt_oss",
-        names=AFTER_ATTENTION,
-        settings=_gpt_oss,
-    ),
-    "llama4": GGUFFamily(
-        architecture="Llama4ForCausalLM", model_type="llama4_text", settings=_llama4
-    ),
-    "glm4moe": GGUFFamily(
-        architecture="Glm4MoeForCausalLM",
-        model_type="glm4_moe",
-        names=AFTER_ATTENTION,
-        settings=_glm4_moe,
-    ),
-    "deepseek2": GGUFFamily(
-        architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", settings=_deepseek_v2
-    ),
+    "gpt-oss": GGUFFamily("GptOssForCausalLM", "gpt_oss", _gpt_oss, names=AFTER_ATTENTION),
+    "llama4": GGUFFamily("Llama4ForCausalLM", "llama4_text", _llama4),
+    "glm4moe": GGUFFamily("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, names=AFTER_ATTENTION),
+    "deepseek2": GGUFFamily("DeepseekV2ForCausalLM", "deepseek_v2", _deepseek_v2),
 }
 MIXTRAL = GGUFFamily(
-    architecture="MixtralForCausalLM",
-    model_type="mixtral",
+    "MixtralForCausalLM",
+    "mixtral",
+    lambda file: {**_local_experts(file), "sliding_window": None},
     is_permuted=True,
-    settings=lambda file: {**_local_experts(file), "sliding_window": None},
 )
-DEEPSEEK_V3 = GGUFFamily(
-    architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", settings=_deepseek_v3
-)
+DEEPSEEK_V3 = GGUFFamily("DeepseekV3ForCausalLM", "deepseek_v3", _deepseek_v3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,25 @@ from remora.engine.weights.gguf.names import Names
 Settings = Callable[[GGUFFile], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GGUFFamily:
     """How a family differs from Llama.
 
     architecture, model_type:  as in config.json
+    settings:     further entries of config.json
     names:        of a block's parts, added to BLOCK_NAMES or replacing entries
     is_permuted:  whether rows of q and k are in the order of interleaved rotation
     norm_offset:  what the converter added to the norms' weights
-    settings:     further entries of config.json
     understands:  settings that `settings` reads and that are refused for other families
     """
 
     architecture: str
     model_type: str
+    settings: Settings = lambda file: {}
+    _: KW_ONLY
     names: Names = field(default_factory=dict)
     is_permuted: bool = False
     norm_offset: float = 0.0
-    settings: Settings = lambda file: {}
     understands: frozenset[str] = frozenset()
 
 
