@@ -1,7 +1,8 @@
-"""Models in float32, as most tests load them."""
+"""Models as most tests load them."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import load_model
 
 
-def load_f32(
-    path: Path, *, device: str = "cpu", load_format: str = "auto", **options: Any
+def load(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: str = "cpu",
+    load_format: str = "auto",
+    **options: Any,
 ) -> DecoderModel:
     """Load a model, or a rank's share of it; `options` as of `load_model`."""
     return load_model(
-        path,
-        dtype=torch.float32,
-        load_format=load_format,
-        device=device,
-        show_progress=False,
-        **options,
+        path, dtype=dtype, load_format=load_format, device=device, show_progress=False, **options
     )
+
+
+load_f32 = partial(load, dtype=torch.float32)

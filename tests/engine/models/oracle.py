@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,16 @@ TIE = 1e-5
 
 
 class Oracle:
-    """A checkpoint loaded by transformers, in float32.
+    """A checkpoint loaded by transformers, in float32, or a model of transformers.
 
     stepwise:  feed one token at a time, where the angles of a position depend on how many tokens
                come at once (dynamic rope)
     """
 
-    def __init__(self, path: Path, *, stepwise: bool = False) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    def __init__(self, model: Path | Any, *, stepwise: bool = False) -> None:
+        if isinstance(model, Path):
+            model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._model = model
         self._stepwise = stepwise
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from remora.engine.models.families.fused import BAICHUAN2_VOCABULARY
-from remora.engine.models.load import load_model
+from tests.engine.loaded import load
 from tests.engine.models.paged_model import PagedModel
 
 SIZE, INNER, HEADS, LAYERS, EPS = 48, 80, 6, 2, 1e-6  # 6 heads: not a power of 2, as 40
@@ -119,9 +119,7 @@ def test_logits_of_baichuan_13b_are_those_of_its_formulas(
     tmp_path: Path, vocab_size: int, unit_rows: bool
 ) -> None:
     expected = logits_of(make_checkpoint(tmp_path, vocab_size), IDS, unit_rows=unit_rows)
-    model = load_model(
-        tmp_path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load(tmp_path)
     paged = PagedModel(model)
 
     whole = paged.step(whole=IDS)["whole"]

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from remora.configs.errors import InvalidAdapter
-from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import kv_bytes_per_token, make_plan
@@ -31,19 +30,12 @@ from tests.conftest import TinyCheckpoints
 from tests.engine.models.oracle import Oracle
 from tests.engine.models.test_parity import make_prompts
 from tests.engine.parallel.runs import run
+from tests.engine.parallel.test_shares import MACHINE
 from tests.tiny_experts import EXPERT_FAMILIES
 
 TOLERANCE = 2e-4  # of logits of about 2; what differs is the order of sums
 PROMPTS = make_prompts([3, 60, 31])
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-MACHINE = MachineFacts(
-    num_cores=1,
-    total_bytes=2**50,
-    available_bytes=2**50,
-    cpu_name="test",
-    cpu_features=(),
-    devices=("cpu",),
-)
 
 
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)

@@ -20,49 +20,10 @@ from remora.engine.models.config import ExpertsConfig
 from remora.engine.runner.device import make_attention
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
+from tests.engine.loaded import load
+from tests.engine.models.logits import NUM_TOKENS, assert_same, make_ids
+from tests.engine.models.oracle import Oracle
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.models.test_decoder import assert_same, load, load_oracle, make_ids, oracle_logits
-from tests.tiny_experts import EXPERT_FAMILIES
-
-NUM_TOKENS = 60  # more than two windows and three pages
-
-
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-def test_logits_equal_those_of_transformers(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
-    """At once, in chunks, token by token, and beside others."""
-    path, ids, short = tiny_checkpoints(family), make_ids(NUM_TOKENS), make_ids(20, seed=1)
-    model, oracle = load(path), load_oracle(path)
-    with torch.inference_mode():
-        expected, of_short = (oracle(torch.tensor([each])).logits[0] for each in (ids, short))
-
-    paged = PagedModel(model)
-    at_once = paged.step(one=ids)["one"]
-    chunks = [paged.step(two=chunk)["two"] for chunk in (ids[:7], ids[7:8], ids[8:40], ids[40:])]
-    one_by_one = [paged.step(three=[token])["three"] for token in ids[:30]]
-    together = paged.step(three=ids[30:31], four=short, five=ids[:5])
-
-    assert_same(at_once, expected)
-    assert_same(torch.cat(chunks), expected)
-    assert_same(torch.cat(one_by_one), expected[:30])
-    assert_same(together["three"], expected[30:31])
-    assert_same(together["four"], of_short)
-    assert_same(together["five"], expected[:5])
-
-
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
-def test_packed_weights_stay_near_float32(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
-    path, ids = tiny_checkpoints(family), make_ids(NUM_TOKENS)
-    exact = PagedModel(load(path)).step(a=ids)["a"]
-    model = load(path, torch.bfloat16)
-    plain = PagedModel(model).step(a=ids)["a"]
-
-    model.pack()
-    packed = PagedModel(model).step(a=ids)["a"]
-
-    # Where there is nothing to pack for, the two are the same. A token that is sent to another
-    # expert differs in much; most are not.
-    torch.testing.assert_close(packed, plain, atol=0.05, rtol=0)
-    assert (packed - exact).abs().median() < 0.05 * exact.std()
 
 
 def test_llama4_of_a_checkpoint_with_images_is_its_text(
@@ -88,7 +49,7 @@ def test_llama4_without_norms_of_heads_still_grows_in_some_layers_alone(
 ) -> None:
     path, ids = tiny_checkpoints("llama4", use_qk_norm=False), make_ids(NUM_TOKENS)
 
-    assert_same(PagedModel(load(path)).step(a=ids)["a"], oracle_logits(path, ids))
+    assert_same(PagedModel(load(path)).step(a=ids)["a"], Oracle(path).logits(ids))
 
 
 def test_what_is_in_no_kernel_of_chunked_attention_is_said(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from remora.configs.errors import ConfigError, InvalidRequest
 from remora.configs.load import parse_args
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.llm import LLM
-from remora.engine.models.load import load_model
 from remora.engine.parallel.shard import Shard
 from remora.engine.tokens import fast_tokenizer
 from remora.engine.types import FinishReason, SamplingParams
@@ -26,6 +25,7 @@ from remora.engine.weights import mmap as mapping
 from remora.engine.weights import safetensors
 from remora.engine.weights.files import hash_of
 from tests.conftest import TinyCheckpoints
+from tests.engine.loaded import load
 from tests.tiny_models import make_tiny_tokenizer
 
 PROMPT = [17, 300, 42, 99]
@@ -61,11 +61,11 @@ def ids(path: Path, params: SamplingParams = GREEDY, **model: Any) -> list[int]:
         return llm.generate([PROMPT], params)[0].token_ids
 
 
-def built(path: Path, **model: Any) -> BuiltEngine:
-    sections = {"model": {"path": str(path), **model}, "engine": ENGINE}
-    engine = build_engine(parse_args(sections), show_progress=False)
-    engine.engine.close()
-    return engine
+def built(path: Path, engine: Mapping[str, Any] = ENGINE, **model: Any) -> BuiltEngine:
+    sections = {"model": {"path": str(path), **model}, "engine": {**ENGINE, **engine}}
+    found = build_engine(parse_args(sections), show_progress=False)
+    found.engine.close()
+    return found
 
 
 @pytest.mark.observes("model.dtype")
@@ -81,7 +81,7 @@ def test_weights_have_the_format_that_is_asked_for(llama: Path, dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_are_float32_whatever_the_weights_are(llama: Path, dtype: torch.dtype) -> None:
-    model = load_model(llama, dtype=dtype, load_format="auto", device="cpu", show_progress=False)
+    model = load(llama, dtype)
 
     assert model.logits(torch.ones(1, 96, dtype=dtype)).dtype is torch.float32
 
@@ -89,19 +89,9 @@ def test_logits_are_float32_whatever_the_weights_are(llama: Path, dtype: torch.d
 @pytest.mark.observes("model.quantization")
 def test_weights_are_rounded_to_what_is_asked_for(llama: Path) -> None:
     plain, rounded = (
-        build_engine(
-            parse_args(
-                {
-                    "model": {"path": str(llama), "dtype": "bfloat16", "quantization": kind},
-                    "engine": ENGINE | {"cpu_kernels": "auto"},
-                }
-            ),
-            show_progress=False,
-        )
+        built(llama, {"cpu_kernels": "auto"}, dtype="bfloat16", quantization=kind)
         for kind in ("none", "int8")
     )
-    for one in (plain, rounded):
-        one.engine.close()
 
     assert rounded.step_weight_bytes < 0.7 * plain.step_weight_bytes
 

@@ -1,6 +1,5 @@
 """The text of models that also see images, against transformers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.architectures import parse_config
-from remora.engine.models.load import load_model
+from tests.engine.loaded import load
 from tests.engine.models.families import COMMON
 from tests.engine.models.paged_model import PagedModel
 from tests.tiny_models import VOCAB_SIZE
@@ -71,11 +70,8 @@ def checkpoint(
 @torch.inference_mode()
 def assert_as_transformers(folder: Path, oracle: Any) -> None:
     ids = torch.arange(40) * 7 % VOCAB_SIZE
-    model = load_model(
-        folder, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
 
-    logits = PagedModel(model).step(a=ids.tolist())["a"]
+    logits = PagedModel(load(folder)).step(a=ids.tolist())["a"]
 
     expected = oracle(input_ids=ids.unsqueeze(0)).logits[0]
     assert expected.std() > 0.01
@@ -117,7 +113,10 @@ def test_what_gemma_3_leaves_out_is_as_in_transformers() -> None:
 
 
 def test_a_text_of_another_kind_is_named() -> None:
-    raw = json.loads('{"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {}}')
+    raw = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": {"model_type": "mistral4"},
+    }
 
     with pytest.raises(ConfigError, match=r"model_type of text_config .* known are mistral, mini"):
-        parse_config({**raw, "text_config": {"model_type": "mistral4"}})
+        parse_config(raw)

@@ -26,10 +26,8 @@ OTHERWISE = {
     "Llama-4-Scout-17B-16E-Instruct",  # transformers wants a yes where it has a number
     "Mistral-Small-3.1-24B-Instruct-2503",  # has a head, which transformers' class would tie
 }
-NO_MODELS = {
-    "DeepseekV2ForCausalLM",
-    "Glm4MoeForCausalLM",
-}  # by what their classes have of themselves
+# Their classes' own defaults describe no model.
+NO_MODELS = {"DeepseekV2ForCausalLM", "Glm4MoeForCausalLM"}
 SIZES = {
     "vocab_size",
     "hidden_size",

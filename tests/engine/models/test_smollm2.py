@@ -83,7 +83,7 @@ def batch(llm: LLM, prompts: list[list[int]]) -> list[Generation]:
 
 @pytest.fixture(scope="module")
 def oracle(smollm2_path: object) -> Oracle:
-    return Oracle(smollm2_path)  # type: ignore[arg-type]
+    return Oracle(smollm2_path)
 
 
 def test_greedy_ids_of_thirty_prompts_equal_transformers(
