@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,9 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.loading import Loading
-from remora.engine.models.load import load_model
 from remora.engine.parallel.layout import Layout
 from tests.conftest import TinyCheckpoints
+from tests.engine.loaded import load_f32
+from tests.engine.weights.gguf.converter import writing
 from tests.engine.weights.gguf.tiny_gguf import make_gguf
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
@@ -32,12 +32,9 @@ def load(path: Path, load_format: str = "auto", **loading: Any) -> None:
     messages = []
     for rank in (0, 1):
         try:
-            load_model(
+            load_f32(
                 path,
-                dtype=torch.float32,
                 load_format=load_format,
-                device="cpu",
-                show_progress=False,
                 layout=Layout(rank=rank, tp_size=2),
                 loading=Loading(**loading),
             )
@@ -109,6 +106,12 @@ def instead(name: str, content: Any) -> Damage:
     return damage
 
 
+def as_pickle(file: Path) -> None:
+    """Put a pickle in the place of the weights."""
+    file.unlink()
+    torch.save({}, file.with_name("pytorch_model.bin"))
+
+
 def twice(file: Path) -> None:
     """Have an index name two files with the same tensors."""
     second = file.with_name("second.safetensors")
@@ -126,6 +129,12 @@ SAFETENSORS: dict[str, tuple[Damage, str]] = {
         retensor(**{NORM: torch.zeros(5)}),
         r"model\.norm\.weight is \[5\] instead of \[96\]",
     ),
+    "all of them": (
+        retensor(**{NORM: None, DOWN: torch.zeros(5), "more": torch.zeros(2)}),
+        r"missing: model\.norm\.weight\. .*model: more\. .*down_proj\.weight is \[5\] instead of",
+    ),
+    "many missing": (lambda file: save_file({}, file), r"lm_head\.weight, .* and 22 more"),
+    "a pickle": (as_pickle, r"pytorch_model\.bin, a pickle: .*load_format: pt"),
     "whole numbers": (
         retensor(**{DOWN: torch.zeros(96, 128, dtype=torch.int8)}),
         r"layers\.0\.mlp\.down_proj\.weight in model is stored as int8; expected float32",
@@ -245,16 +254,10 @@ def test_pytorch_files(damage: str, folder: Path) -> None:
 
 def write_gguf(file: Path, **tensors: np.ndarray[Any, Any]) -> None:
     """Write a model that has settings and these tensors."""
-    writer = gguf.GGUFWriter(file, "llama")
-    for key in ("block_count", "context_length", "embedding_length", "feed_forward_length"):
-        writer.add_uint32(f"llama.{key}", 96 if "length" in key else 1)
-    writer.add_head_count(6)
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    lengths = dict.fromkeys(("context_length", "embedding_length", "feed_forward_length"), 96)
+    with writing(file, "llama", {"block_count": 1, "attention.head_count": 6, **lengths}) as writer:
+        for name, values in tensors.items():
+            writer.add_tensor(name, values)
 
 
 GGUFS: dict[str, tuple[Damage, str]] = {

@@ -14,7 +14,7 @@ from remora.configs.errors import ConfigError
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.files import SAFETENSORS
 from tests.conftest import TinyCheckpoints
-from tests.engine.loaded import load_f32
+from tests.engine.loaded import load
 
 
 class Trap:
@@ -25,10 +25,6 @@ class Trap:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (str(self._canary),)
-
-
-def load(folder: Path) -> None:
-    load_f32(folder)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,77 +15,73 @@ import torch
 from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.load import load_model
 from remora.engine.weights.pickled import PickledWeights
 from tests.conftest import TinyCheckpoints
+from tests.engine.loaded import load
 
 SINGLE = "pytorch_model.bin"
-
-
-def load(path: Path, load_format: str = "pt") -> DecoderModel:
-    return load_model(
-        path, dtype=torch.float32, load_format=load_format, device="cpu", show_progress=False
-    )
+Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def tensors(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> dict[str, torch.Tensor]:
+def tensors(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> Tensors:
     """Tensors of a checkpoint whose config lies in the test's folder."""
     checkpoint = tiny_checkpoints("llama")
     shutil.copy(checkpoint / "config.json", tmp_path)
-    loaded: dict[str, torch.Tensor] = load_file(checkpoint / "model.safetensors")
+    loaded: Tensors = load_file(checkpoint / "model.safetensors")
     return loaded
 
 
-def assert_loaded(folder: Path, expected: dict[str, torch.Tensor]) -> None:
-    loaded = load(folder).tensors()
-    assert loaded.keys() == expected.keys()
-    assert all(torch.equal(loaded[name].memory, expected[name]) for name in expected)
+def write_old(tensors: Tensors, folder: Path) -> None:
+    torch.save(tensors, folder / SINGLE, _use_new_zipfile_serialization=False)
 
 
-def test_one_file(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    torch.save(tensors, tmp_path / SINGLE)
-
-    assert_loaded(tmp_path, tensors)
-
-
-def test_a_file_from_before_2020(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    torch.save(tensors, tmp_path / SINGLE, _use_new_zipfile_serialization=False)
-
-    assert_loaded(tmp_path, tensors)
-
-
-def test_views_of_one_storage(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def write_views(tensors: Tensors, folder: Path) -> None:
+    """Write a tensor whose rows are not contiguous."""
     down = "model.layers.0.mlp.down_proj.weight"
-    torch.save(tensors | {down: tensors[down].T.contiguous().T}, tmp_path / SINGLE)
-
-    assert_loaded(tmp_path, tensors)
+    torch.save(tensors | {down: tensors[down].T.contiguous().T}, folder / SINGLE)
 
 
-def test_files_with_an_index(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def write_index(tensors: Tensors, folder: Path) -> None:
     files = {name: f"pytorch_model-{number % 3}.bin" for number, name in enumerate(tensors)}
     for file in set(files.values()):
         part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-        torch.save(part, tmp_path / file)
+        torch.save(part, folder / file)
     index = {"metadata": {}, "weight_map": files}
-    (tmp_path / f"{SINGLE}.index.json").write_text(json.dumps(index))
-
-    assert_loaded(tmp_path, tensors)
+    (folder / f"{SINGLE}.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
-def test_what_trainers_leave(
-    wrapper: str, tensors: dict[str, torch.Tensor], tmp_path: Path
+def write_wrapped(wrapper: str, tensors: Tensors, folder: Path) -> None:
+    """Write a checkpoint as trainers do, with the state of the optimizer."""
+    torch.save({wrapper: tensors, "epoch": 3}, folder / "last.pt")
+    torch.save({"state": {}}, folder / "optimizer.pt")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensors, folder: torch.save(tensors, folder / SINGLE),
+        write_old,
+        write_views,
+        write_index,
+        partial(write_wrapped, "state_dict"),
+        partial(write_wrapped, "model"),
+    ],
+    ids=["one file", "before 2020", "views", "index", "state_dict", "model"],
+)
+def test_tensors_are_those_written(
+    write: Callable[[Tensors, Path], None], tensors: Tensors, tmp_path: Path
 ) -> None:
-    torch.save({wrapper: tensors, "epoch": 3}, tmp_path / "last.pt")
-    torch.save({"state": {}}, tmp_path / "optimizer.pt")
+    write(tensors, tmp_path)
 
-    assert_loaded(tmp_path, tensors)
+    loaded = load(tmp_path, load_format="pt").tensors()
+
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name].memory, tensors[name]) for name in tensors)
 
 
-def test_without_mapping(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_without_mapping(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / SINGLE)
     source = PickledWeights(tmp_path, mmap=False)
 
@@ -91,17 +89,15 @@ def test_without_mapping(tensors: dict[str, torch.Tensor], tmp_path: Path) -> No
 
 
 def test_safetensors_come_first_where_nothing_is_asked_for(
-    tensors: dict[str, torch.Tensor], tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+    tensors: Tensors, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     shutil.copy(tiny_checkpoints("llama") / "model.safetensors", tmp_path)
     torch.save({"model.norm.weight": torch.zeros(1)}, tmp_path / SINGLE)
 
-    assert load(tmp_path, "auto").tensors().keys() == tensors.keys()
+    assert load(tmp_path).tensors().keys() == tensors.keys()
 
 
-def test_a_config_without_dtype_means_float32(
-    tensors: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_a_config_without_dtype_means_float32(tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / SINGLE)
     config = tmp_path / "config.json"
     raw = json.loads(config.read_text())
@@ -122,13 +118,13 @@ class Program:
 
 
 def test_code_in_a_file_is_not_run(
-    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(tensors | {"x": Program()}, tmp_path / SINGLE)
 
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin asks for \w+\.mkdir") as got:
-        load(tmp_path)
+        load(tmp_path, load_format="pt")
 
     assert "weights_only" not in str(got.value)
     assert not (tmp_path / "made-by-a-pickle").exists()

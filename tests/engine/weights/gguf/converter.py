@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ Change = Callable[[str, Tensor, dict[str, Any]], dict[str, Tensor]]
 LAYER = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
 HEAD_NORM = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.(.*)")
+NOTHING: Mapping[str, Any] = {}
 ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def unchanged(name: str, values: Tensor, raw: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: values}
 
 
 @dataclass(frozen=True)
@@ -43,37 +49,70 @@ class Kind:
     model: str
     settings: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    change: Change = lambda name, values, raw: {name: values}
+    change: Change = unchanged
     rename: dict[str, str] = field(default_factory=dict)
     extra: dict[str, list[float]] = field(default_factory=dict)
 
 
-def convert(kind: Kind, folder: Path, file: Path) -> Path:
-    """Write a Hugging Face folder as a GGUF file."""
-    raw = json.loads((folder / "config.json").read_text())
-    num_layers = raw["num_hidden_layers"] if "num_hidden_layers" in raw else raw["n_layer"]
-    writer = gguf.GGUFWriter(file, kind.name)
-    for key, value in (_of_all(raw) | kind.metadata).items():
-        if value is not None:
-            of_type = gguf.GGUFValueType.get_type(value)
-            writer.add_key_value(f"{kind.name}.{key}", value, of_type)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[kind.name], num_layers)
-    for name, values in stacked(load_file(folder / "model.safetensors")).items():
-        for changed, part in kind.change(name, values, raw).items():
-            short = changed
-            if not changed.startswith("blk."):
-                for old, new in kind.rename.items():
-                    short = short.replace(old, new)
-                found = names.get_name(short, try_suffixes=(".weight", ".bias"))
-                assert found is not None, changed
-                short = found
-            writer.add_tensor(short, part.contiguous().numpy())
-    for name, divisors in kind.extra.items():
-        writer.add_tensor(name, torch.tensor(divisors).numpy())
+@contextmanager
+def writing(
+    file: Path, name: str, metadata: Mapping[str, Any] = NOTHING, *, max_tensors: int = 0
+) -> Iterator[gguf.GGUFWriter]:
+    """Write a GGUF file with what is added to the writer.
+
+    metadata:     settings of the model `name`; those of None are left out
+    max_tensors:  in each file; 0 = one file with all
+    """
+    writer = gguf.GGUFWriter(file, name, split_max_tensors=max_tensors)
+    add_settings(writer, {f"{name}.{key}": value for key, value in metadata.items()})
+    yield writer
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_settings(writer: gguf.GGUFWriter, settings: Mapping[str, Any]) -> None:
+    """Add settings by their whole names, except those of None."""
+    for key, value in settings.items():
+        if value is not None:
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+
+
+def convert(
+    kind: Kind,
+    folder: Path,
+    file: Path,
+    *,
+    stored_as: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    max_tensors: int = 0,
+    add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+) -> Path:
+    """Write a Hugging Face folder as a GGUF file.
+
+    stored_as:  the type of matrices; other tensors are float32
+    add:        adds further content
+    """
+    raw = json.loads((folder / "config.json").read_text())
+    num_layers = raw["num_hidden_layers"] if "num_hidden_layers" in raw else raw["n_layer"]
+    names = gguf.get_tensor_name_map(ARCHITECTURES[kind.name], num_layers)
+    metadata = _of_all(raw) | kind.metadata
+    with writing(file, kind.name, metadata, max_tensors=max_tensors) as writer:
+        add(writer)
+        for name, values in stacked(load_file(folder / "model.safetensors")).items():
+            for changed, part in kind.change(name, values.float(), raw).items():
+                short = changed
+                if not changed.startswith("blk."):
+                    for old, new in kind.rename.items():
+                        short = short.replace(old, new)
+                    found = names.get_name(short, try_suffixes=(".weight", ".bias"))
+                    assert found is not None, changed
+                    short = found
+                of_type = stored_as if part.ndim == 2 else gguf.GGMLQuantizationType.F32
+                data = gguf.quantize(part.contiguous().numpy(), of_type)
+                writer.add_tensor(short, data, raw_dtype=of_type)
+        for name, divisors in kind.extra.items():
+            writer.add_tensor(name, torch.tensor(divisors).numpy())
     return file
 
 

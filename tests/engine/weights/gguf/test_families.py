@@ -16,10 +16,10 @@ from remora.configs.planning.loading import Loading
 from remora.engine.models.checkpoint import read_config, read_raw_config
 from remora.engine.models.config import ExpertsConfig
 from remora.engine.models.implementation import Theirs, implementation_of
-from remora.engine.models.load import load_model
 from remora.engine.weights.gguf.weights import GGUFWeights
+from tests.engine.loaded import load
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.weights.gguf.converter import Kind, convert
+from tests.engine.weights.gguf.converter import Kind, convert, writing
 from tests.engine.weights.gguf.kinds import COMMON, KINDS
 
 IDS = torch.arange(3, 27)
@@ -43,10 +43,7 @@ def make_checkpoint(kind: Kind, folder: Path) -> torch.Tensor:
 
 
 def our_logits(path: Path) -> torch.Tensor:
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
-    return PagedModel(model).step(a=IDS.tolist())["a"]
+    return PagedModel(load(path)).step(a=IDS.tolist())["a"]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -125,15 +122,8 @@ def write_metadata(file: Path, name: str, metadata: dict[str, Any]) -> Path:
         "attention.head_count": 4,
         **metadata,
     }
-    writer = gguf.GGUFWriter(file, name)
-    for key, value in said.items():
-        if value is not None:
-            writer.add_key_value(f"{name}.{key}", value, gguf.GGUFValueType.get_type(value))
-    writer.add_tensor("token_embd.weight", torch.zeros(64, 48).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(file, name, said) as writer:
+        writer.add_tensor("token_embd.weight", torch.zeros(64, 48).numpy())
     return file
 
 
@@ -173,16 +163,10 @@ def test_products_side_by_side_are_cut_apart_in_quantised_blocks_too(tmp_path: P
     whole = torch.randn(64 + 32 + 32, 64)
     stored = gguf.GGMLQuantizationType.Q8_0
     file = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(file, "phi3")
-    for key, value in (("embedding_length", 64), ("attention.head_count", 4), ("block_count", 1)):
-        writer.add_key_value(f"phi3.{key}", value, gguf.GGUFValueType.UINT32)
-    writer.add_head_count_kv(2)
+    heads = {"attention.head_count": 4, "attention.head_count_kv": 2}
     data = gguf.quantize(whole.numpy(), stored)
-    writer.add_tensor("blk.0.attn_qkv.weight", data, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(file, "phi3", {"embedding_length": 64, "block_count": 1, **heads}) as writer:
+        writer.add_tensor("blk.0.attn_qkv.weight", data, raw_dtype=stored)
 
     source = GGUFWeights(file)
 

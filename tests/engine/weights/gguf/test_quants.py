@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from remora.configs.errors import ConfigError
 from remora.engine.weights.gguf import quants as gguf_quants
 from remora.engine.weights.gguf.file import read_gguf
+from tests.engine.weights.gguf.converter import writing
 
 Floats = npt.NDArray[np.float32]
 ROWS, COLUMNS = 3, 512
@@ -37,12 +38,8 @@ QUANTISED = {
 
 
 def write(file: Path, kind: Kind, blocks: npt.NDArray[np.uint8]) -> Path:
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_tensor("x", blocks, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(file, "llama") as writer:
+        writer.add_tensor("x", blocks, raw_dtype=kind)
     return file
 
 

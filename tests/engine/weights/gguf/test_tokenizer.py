@@ -10,6 +10,7 @@ from tokenizers import pre_tokenizers
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.gguf.tokenizer import load_gguf_tokenizer
+from tests.engine.weights.gguf.converter import writing
 
 NORMAL, USER_DEFINED = gguf.TokenType.NORMAL, gguf.TokenType.USER_DEFINED
 
@@ -17,16 +18,12 @@ NORMAL, USER_DEFINED = gguf.TokenType.NORMAL, gguf.TokenType.USER_DEFINED
 def write_tokenizer(file: Path, pre: str, model: str = "gpt2") -> Path:
     """Write every byte, the merged `ab`, `abc` that no merges reach, and `<call>`."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "abc", "<call>"]
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_tokenizer_model(model)
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([*[NORMAL] * (len(tokens) - 1), USER_DEFINED])
-    writer.add_token_merges(["a b"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(file, "llama") as writer:
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types([*[NORMAL] * (len(tokens) - 1), USER_DEFINED])
+        writer.add_token_merges(["a b"])
     return file
 
 
@@ -57,6 +54,7 @@ def test_some_kinds_take_a_word_that_is_a_token_whatever_merges_say(
         ("gpt2", "default", "pre-tokenizer 'default'; known are gpt-2"),
         ("llama", "chatglm-spm", "'chatglm-spm', whose texts begin with tokens"),
         ("t5", "default", "kind 't5'; known are gpt2 and llama"),
+        ("gpt2", "some-bpe", "pre-tokenizer 'some-bpe'; known are gpt-2, olmo"),
     ],
 )
 def test_what_is_not_known_is_refused(model: str, pre: str, message: str, tmp_path: Path) -> None:
