@@ -10,7 +10,8 @@ from remora.deployments.adapters.client import AdaptingClient
 from remora.deployments.adapters.manager_handle import Manager
 from remora.deployments.adapters.manager_sync import AdapterSync
 from remora.deployments.adapters.served_adapters import DynamicAdapters
-from remora.deployments.ranks.adapters import OtherRanks, RankLoader
+from remora.deployments.ranks.adapters import RankLoader
+from remora.deployments.ranks.team import RayTeam
 from remora.lora.adapter_cache import AdapterCache
 from remora.lora.sources import Sources
 
@@ -29,7 +30,7 @@ class ReplicaAdapters:
         self,
         config: ServeConfig,
         launched: LaunchedEngine,
-        others: OtherRanks | None,
+        others: RayTeam | None,
         manager: Manager,
         replica: str,
     ) -> None:

@@ -12,25 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from remora.engine.types import EngineStats
 
 if TYPE_CHECKING:
+    from remora.deployments.http.core.histograms import Latencies
     from remora.deployments.http.generation.server_state import ServerState
 
 MAX_SAMPLES = 64
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-
-
-class Histogram(Protocol):
-    """Counts of seconds, by ascending upper bounds; one count more than bounds."""
-
-    bounds_s: tuple[float, ...]
-
-    def counts(self) -> tuple[int, ...]:
-        """Return the counts so far."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ class LoadReporter:
     def __init__(
         self,
         stats: Callable[[], EngineStats],
-        latencies: Mapping[str, Histogram],
+        latencies: Mapping[str, Latencies],
         *,
         look_back_s: float,
         clock: Callable[[], float] = time.monotonic,

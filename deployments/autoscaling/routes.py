@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
+from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -55,21 +56,7 @@ async def explanation(config: ServeConfig) -> dict[str, Any]:
     return record
 
 
-class Deployed(Protocol):
-    """The part of a Serve handle that names its deployment."""
-
-    @property
-    def app_name(self) -> str:
-        """The application's name."""
-        ...
-
-    @property
-    def deployment_name(self) -> str:
-        """The deployment's name."""
-        ...
-
-
-async def explanations(models: Mapping[str, Deployed | None]) -> dict[str, Any]:
+async def explanations(models: Mapping[str, DeploymentHandle | None]) -> dict[str, Any]:
     """Return the last decisions about the models behind a gateway; asks no replica.
 
     models:  by name; None = its number of replicas is fixed

@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from remora.configs.errors import RequestCrashed, Unavailable
 from remora.deployments.gateway.client_side import ClientSide
 from remora.deployments.gateway.crashes import CrashCounts
 from remora.deployments.gateway.failures import DIED, cause_of, client_error, is_death, is_refusal
-from remora.deployments.gateway.frames import Frame, Kind
+from remora.deployments.gateway.frames import Kind
+from remora.deployments.gateway.metrics import ModelFailures
 from remora.deployments.gateway.relayed_request import (
     AnswerTruncated,
     GatewayUnreachable,
@@ -37,14 +38,6 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 log = logging.getLogger(__name__)
 
 
-class RelayMethod(Protocol):
-    """The method `relay` of a model's replicas, called through Serve's router."""
-
-    def remote(self, call: RelayedRequest, *, route: RouteKey) -> Any:
-        """Start a call; the result can be awaited and cancelled."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
     """A request that a gateway has read.
@@ -58,18 +51,6 @@ class Incoming:
     body: bytes
     key: RouteKey
     fingerprint: bytes
-
-
-class FailureCounter(Protocol):
-    """Counts failures of requests for one model."""
-
-    def crashed(self) -> None:
-        """Count a replica that died while it worked on a request."""
-        ...
-
-    def resumed(self) -> None:
-        """Count a stream that another replica continued."""
-        ...
 
 
 class _Progress:
@@ -104,16 +85,17 @@ class _Failed(Exception):
 class Carrier:
     """Answers requests for one model.
 
+    method:   handle of the method `relay` of its replicas, called through Serve's router
     resumes:  whether another replica continues a stream when its replica has died
     """
 
     def __init__(
         self,
-        method: RelayMethod,
+        method: Any,
         tunnel: Tunnel,
         wait_queue: WaitQueue,
         crashes: CrashCounts,
-        failures: FailureCounter,
+        failures: ModelFailures,
         *,
         resumes: bool = False,
     ) -> None:
@@ -223,10 +205,6 @@ async def _pass_on(channel: AnswerChannel, client: ClientSide, progress: _Progre
                 progress.note(frame.payload)
         if parts:
             await client.pass_body(parts)
-        if _is_end(frames):
+        if frames[-1].kind is Kind.END:
             await client.end()
             return
-
-
-def _is_end(frames: list[Frame]) -> bool:
-    return frames[-1].kind is Kind.END

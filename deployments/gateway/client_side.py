@@ -29,7 +29,7 @@ class ClientSide:
     stall_s:  time limit of one write
 
     `num_events`, `num_bytes` and `checksum` (CRC-32) count what was sent of the answer itself,
-    without comments.
+    without comments; `can_fail_late` = an error can only be sent as an event.
     """
 
     def __init__(self, send: Send, dialect: Dialect, *, streams: bool, stall_s: float) -> None:
@@ -41,19 +41,14 @@ class ClientSide:
         self._streams = streams
         self._stall_s = stall_s
         self._has_head = False
-        self._is_stream = False
+        self.can_fail_late = False
         self._error: bytearray | None = None  # a body to be sent as an event
         self._tail = b""  # the last bytes sent
 
     @property
     def has_answer(self) -> bool:
         """Whether a part of the answer has been sent, so that another try must continue it."""
-        return self._has_head and (self.num_bytes > 0 or not self._is_stream)
-
-    @property
-    def can_fail_late(self) -> bool:
-        """Whether an error can only be sent as an event."""
-        return self._is_stream
+        return self._has_head and (self.num_bytes > 0 or not self.can_fail_late)
 
     @property
     def _end_of_event(self) -> bytes:
@@ -69,7 +64,7 @@ class ClientSide:
             return
         if not self._has_head:
             headers = {"content-type": self._dialect.media_type, **_EARLY_HEADERS}
-            self._is_stream = True
+            self.can_fail_late = True
             await self._start(200, [(k.encode(), v.encode()) for k, v in headers.items()])
         await self._send_body(b": waiting for a replica (%s)\n\n" % phase.value.encode())
 
@@ -82,7 +77,7 @@ class ClientSide:
             return
         raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in fields["headers"]]
         media_type = dict(raw).get(b"content-type", b"").decode("latin-1")
-        self._is_stream = media_type.startswith(self._dialect.media_type) and status == 200
+        self.can_fail_late = media_type.startswith(self._dialect.media_type) and status == 200
         await self._start(status, raw)
 
     async def pass_body(self, parts: Sequence[bytes]) -> None:

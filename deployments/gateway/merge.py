@@ -70,14 +70,9 @@ def _labelled(sample: bytes, label: bytes) -> bytes:
     return name + b"{" + label + (b"," + rest if brace else b"}" + rest)
 
 
-def worst(answers: Sequence[WholeAnswer]) -> WholeAnswer:
-    """Return the answer with the highest status."""
-    return max(answers, key=lambda answer: answer.status)
-
-
 def merge(path: str, answers: Sequence[WholeAnswer]) -> WholeAnswer:
     """Return one answer to a request that was sent to all of these; an error wins."""
-    first = worst(answers)
+    first = max(answers, key=lambda answer: answer.status)
     if first.status >= 400:
         return first
     if path == "/metrics":

@@ -8,7 +8,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 
 class ModelFailures:
-    """The failure counters of one model."""
+    """Counts failures of requests for one model.
+
+    crashed:  a replica died while it worked on a request
+    resumed:  another replica continued a stream
+    """
 
     def __init__(self, crashes: Counter, resumed: Counter) -> None:
         self.crashed = crashes.inc

@@ -7,6 +7,7 @@ that closes the connection is a client that disconnects.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -59,10 +60,9 @@ class Relay:
         *,
         own_ids: Callable[[], tuple[str, str]] = _own_ids,
     ) -> None:
-        self._make_app = make_app
+        self._app = functools.cache(make_app)
         self._check_health = check_health
         self._own_ids = own_ids
-        self._app: ASGIApp | None = None
 
     async def answer(self, relayed: RelayedRequest) -> None:
         """Answer a request; returns once the whole answer is sent.
@@ -75,13 +75,14 @@ class Relay:
         reader, writer = await _connect(relayed.address, node_id, replica)
         try:
             writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
-            self._refuse_if_failed()
-            if self._app is None:
-                self._app = self._make_app()
+            try:
+                self._check_health()
+            except EngineError as error:
+                raise Unavailable("The engine has stopped and is being replaced.") from error
             answer = _AnswerStream(relayed, reader, writer, self._check_health)
             if relayed.begun is not None:
                 go_on_from(relayed.begun, answer.note)
-            await self._app(_full(relayed.scope), answer.receive, answer.send)
+            await self._app()(_full(relayed.scope), answer.receive, answer.send)
             await answer.end()
             writer.close()
             await writer.wait_closed()
@@ -90,16 +91,8 @@ class Relay:
         finally:
             writer.transport.abort()  # no effect if it is closed
 
-    def _refuse_if_failed(self) -> None:
-        try:
-            self._check_health()
-        except EngineError as error:
-            raise Unavailable("The engine has stopped and is being replaced.") from error
-
     async def whole(self, scope: Mapping[str, Any], body: bytes) -> WholeAnswer:
         """Return the answer to a small request as a value; 503 when it takes too long."""
-        if self._app is None:
-            self._app = self._make_app()
         start: Message = {}
         parts: list[bytes] = []
         unread = [{"type": "http.request", "body": body, "more_body": False}]
@@ -116,7 +109,7 @@ class Relay:
         _, replica = self._own_ids()
         try:
             async with asyncio.timeout(WHOLE_TIMEOUT_S):
-                await self._app(_full(scope), receive, send)
+                await self._app()(_full(scope), receive, send)
         except TimeoutError:
             return no_answer(replica)
         headers = tuple(_texts(start["headers"]))

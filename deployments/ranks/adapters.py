@@ -7,34 +7,22 @@ has loaded it, and it is freed once no step of the engine can use it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from remora.configs.errors import InvalidAdapter
 from remora.engine.protocols import AdapterFacts, AdapterPool
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
+    from remora.deployments.ranks.team import RayTeam
     from remora.engine.client import LocalEngineClient
-
-
-class OtherRanks(Protocol):
-    """The ranks other than 0."""
-
-    def prepare_adapter(self, lora_id: int, source: str) -> list[Awaitable[AdapterFacts]]:
-        """Load an adapter at each; a rank's answer raises that rank's error."""
-        ...
-
-    async def discard_adapter(self, lora_id: int) -> None:
-        """Free it at each."""
-        ...
 
 
 class RankLoader:
     """Loader over the ranks of one replica.
 
     pool:    of rank 0
-    others:  None = a single rank
+    others:  the ranks other than 0; None = a single rank
     """
 
     def __init__(
@@ -42,7 +30,7 @@ class RankLoader:
         pool: AdapterPool,
         engine: LocalEngineClient,
         sources: Sources,
-        others: OtherRanks | None = None,
+        others: RayTeam | None = None,
     ) -> None:
         self._pool = pool
         self._engine = engine

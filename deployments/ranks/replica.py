@@ -36,12 +36,13 @@ class ReplicaEngine:
 
     replica_id:  of Serve; None outside Serve
     import_s:    seconds that importing the engine took
+    others:      the other ranks; None = this is the only one
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self.replica_id = _replica_id()
-        self._team: RayTeam | None = None
+        self.others: RayTeam | None = None
         self._client: LocalEngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.import_s = 0.0
@@ -51,19 +52,19 @@ class ReplicaEngine:
         if self._config.debug.core_dump:
             allow_core_dumps()
         if self._config.parallel.num_ranks > 1:
-            self._team = RayTeam.placed(self._config, self.replica_id or "")
+            self.others = RayTeam.placed(self._config, self.replica_id or "")
         started = time.perf_counter()
         # torch, while the other ranks start
         from remora.engine.launch import start_engine
         from remora.lora.setup import configured
 
         self.import_s = time.perf_counter() - started
-        watching = self._watch_start(self._team)
+        watching = self._watch_start(self.others)
         try:
             launched = await start_engine(
                 self._config,
                 adapting=configured(self._config.lora),
-                team=self._team,
+                team=self.others,
                 show_progress=False,
             )
         except BaseException:
@@ -76,14 +77,9 @@ class ReplicaEngine:
         return launched
 
     @property
-    def others(self) -> RayTeam | None:
-        """The other ranks; None = this is the only one."""
-        return self._team
-
-    @property
     def notes(self) -> list[str]:
         """The processes of the other ranks, a line each."""
-        return [] if self._team is None else self._team.notes
+        return [] if self.others is None else self.others.notes
 
     def stats(self) -> dict[int, RankStats]:
         """Return the counters of each rank that has reported, by rank."""
@@ -91,7 +87,7 @@ class ReplicaEngine:
         if self._client is not None:
             own = self._client.stats()
             found[0] = RankStats.here(num_steps=own.steps_total, step_time_s=own.step_time_total_s)
-        workers = () if self._team is None else self._team.workers
+        workers = () if self.others is None else self.others.workers
         return found | {worker.rank: worker.stats for worker in workers if worker.stats}
 
     def check(self) -> None:
@@ -109,8 +105,8 @@ class ReplicaEngine:
                 task.get_loop().call_soon_threadsafe(task.cancel)
         if self._client is not None:
             self._client.close()
-        if self._team is not None:
-            self._team.kill()
+        if self.others is not None:
+            self.others.kill()
 
     def _watch_start(self, team: RayTeam | None) -> asyncio.Task[None]:
         """End the start-up when a rank hangs; a rank that imports and loads may answer late."""
@@ -119,8 +115,8 @@ class ReplicaEngine:
         return asyncio.create_task(watching, name="remora-watch-start")
 
     def _watch(self, client: LocalEngineClient) -> None:
-        if self._team is not None:
-            watching = self._team.watch(client.fail, self._config.parallel.rank_timeout_s)
+        if self.others is not None:
+            watching = self.others.watch(client.fail, self._config.parallel.rank_timeout_s)
             self._tasks.append(asyncio.create_task(watching, name="remora-watch-ranks"))
         if self.replica_id is not None:
             ending = self._end_after_failure(client)
@@ -129,8 +125,8 @@ class ReplicaEngine:
     async def _end_after_failure(self, client: LocalEngineClient) -> None:
         failure = await client.failed()
         log.error("replica: the process ends, so that Serve replaces it: %s", failure)
-        if self._team is not None:
-            self._team.kill()
+        if self.others is not None:
+            self.others.kill()
         await client.drain(DRAIN_S)
         await asyncio.sleep(FLUSH_S)
         logging.shutdown()

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 
-from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
+from remora.configs.errors import ConfigError, EngineError, InvalidAdapter, RemoraError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.plan import EnginePlan, served_name
 from remora.configs.schema import ServeConfig
@@ -264,28 +264,25 @@ class RayTeam:
 
 
 async def _answered(worker: Worker, answer: Awaitable[AdapterFacts]) -> AdapterFacts:
-    """Return a rank's answer. Raises the rank's own error, prefixed with the rank."""
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
+    with _errors_of(worker, InvalidAdapter):
         return await answer
-    except RayTaskError as error:
-        kind = InvalidAdapter if isinstance(error.cause, InvalidAdapter) else EngineError
-        raise kind(f"{worker}: {error.cause or _first_line(error)}") from None
-    except RayError as error:
-        raise EngineError(f"{worker} has failed: {_first_line(error)}") from None
 
 
 def _result(worker: Worker, answer: Future[Any]) -> Any:
-    """Return a rank's answer. Raises the rank's own error, prefixed with the rank."""
+    with _errors_of(worker, ConfigError):
+        return answer.result()
+
+
+@contextmanager
+def _errors_of(worker: Worker, kept: type[RemoraError]) -> Iterator[None]:
+    """Raise a rank's own error, prefixed with the rank: as `kept` if it is one, or EngineError."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        return answer.result()
+        yield
     except RayTaskError as error:
-        cause = error.cause
-        kind = ConfigError if isinstance(cause, ConfigError) else EngineError
-        raise kind(f"{worker}: {cause or _first_line(error)}") from None
+        kind = kept if isinstance(error.cause, kept) else EngineError
+        raise kind(f"{worker}: {error.cause or _first_line(error)}") from None
     except RayError as error:
         raise EngineError(f"{worker} has failed: {_first_line(error)}") from None
 

@@ -2,7 +2,7 @@
 
 A report is some tenths of a second old when it arrives, so a burst routed by reports alone would go
 to one replica. A request therefore counts where it was sent until a report covers it, and the pages
-of its prompt and its adapter are expected there until a report shows them. Everyitem is bounded:
+of its prompt and its adapter are expected there until a report shows them. Everything is bounded:
 open requests, sessions, pages and adapters per replica, and how long a page or adapter is expected.
 
 Does not know Ray or the policy.
@@ -123,7 +123,7 @@ class Ledger:
         self._replicas = {id_: known.get(id_) or _Replica() for id_ in replica_ids}
 
     def take_report(self, replica_id: str, stats: Mapping[str, Any] | None) -> None:
-        """Take a replica's routing stats; the same stats again change noitem.
+        """Take a replica's routing stats; the same stats again change nothing.
 
         A report carries the replica's clock. The smallest difference between that and its arrival
         is the clocks' difference plus the fastest delivery of a report; neither clock needs to be

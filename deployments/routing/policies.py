@@ -11,10 +11,10 @@ prompt included: waiting must not cost more than computing the prompt again.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any
 
 from remora.deployments.routing.key import RouteKey, pages_of
 
@@ -71,67 +71,12 @@ class ReplicaView:
         return len(self.adapters | self.expected_adapters)
 
 
-class Policy(Protocol):
-    """Orders replicas for a request."""
+class Policy:
+    """Orders replicas for a request.
 
-    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the ids of the replicas to try, the best first.
-
-        Replicas that have failed the request are excluded, unless there are no others.
-        """
-        ...
-
-
-class RoundRobin:
-    """The least recently used replica first, also while replicas are added and removed."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self._last_use: dict[str, int] = {}
-        self._num_uses = 0
-
-    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the replicas by last use, and mark the first as used."""
-        present = {replica.id for replica in replicas}
-        self._last_use = {id_: use for id_, use in self._last_use.items() if id_ in present}
-        ids = [replica.id for replica in _usable(replicas, key)]
-        self._chance.shuffle(ids)  # so that routers that start together differ
-        ids.sort(key=lambda id_: self._last_use.get(id_, 0))
-        if ids:
-            self._num_uses += 1
-            self._last_use[ids[0]] = self._num_uses
-        return ids
-
-
-class PowerOfTwo:
-    """The less busy of two random replicas, then the others at random."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-
-    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the two, then the others."""
-        usable = _usable(replicas, key)
-        self._chance.shuffle(usable)
-        usable[:2] = sorted(usable[:2], key=lambda replica: replica.num_requests)
-        return [replica.id for replica in usable]
-
-
-class ShortestQueue:
-    """Fewest tokens to compute first."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-
-    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the replicas by load; equals at random."""
-        usable = _usable(replicas, key)
-        self._chance.shuffle(usable)
-        return [replica.id for replica in sorted(usable, key=lambda r: (r.load, r.kv_usage))]
-
-
-class Prefix:
-    """The replica with most of the prompt in its cache, unless it is too busy."""
+    max_imbalance:  see the opening of this module
+    page_size:      tokens in a page of the cache
+    """
 
     def __init__(self, chance: random.Random, *, max_imbalance: float, page_size: int) -> None:
         self._chance = chance
@@ -139,9 +84,65 @@ class Prefix:
         self._page_size = page_size
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return free replicas by cached pages, then busy ones by work."""
-        usable = _usable(replicas, key)
+        """Return the ids of the replicas to try, the best first.
+
+        Replicas that have failed the request are excluded, unless there are no others.
+        """
+        raise NotImplementedError
+
+    def _shuffled(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[ReplicaView]:
+        """Return the replicas that have not failed the request, or all if every one has."""
+        usable = [replica for replica in replicas if replica.id not in key.avoid] or list(replicas)
         self._chance.shuffle(usable)
+        return usable
+
+
+class RoundRobin(Policy):
+    """The least recently used replica first, also while replicas are added and removed."""
+
+    def __init__(self, chance: random.Random, **limits: Any) -> None:
+        super().__init__(chance, **limits)
+        self._last_use: dict[str, int] = {}
+        self._num_uses = 0
+
+    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
+        """Return the replicas by last use, and mark the first as used."""
+        present = {replica.id for replica in replicas}
+        self._last_use = {id_: use for id_, use in self._last_use.items() if id_ in present}
+        # Shuffled, so that routers that start together differ.
+        ids = [replica.id for replica in self._shuffled(replicas, key)]
+        ids.sort(key=lambda id_: self._last_use.get(id_, 0))
+        if ids:
+            self._num_uses += 1
+            self._last_use[ids[0]] = self._num_uses
+        return ids
+
+
+class PowerOfTwo(Policy):
+    """The less busy of two random replicas, then the others at random."""
+
+    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
+        """Return the two, then the others."""
+        usable = self._shuffled(replicas, key)
+        usable[:2] = sorted(usable[:2], key=lambda replica: replica.num_requests)
+        return [replica.id for replica in usable]
+
+
+class ShortestQueue(Policy):
+    """Fewest tokens to compute first."""
+
+    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
+        """Return the replicas by load; equals at random."""
+        usable = self._shuffled(replicas, key)
+        return [replica.id for replica in sorted(usable, key=lambda r: (r.load, r.kv_usage))]
+
+
+class Prefix(Policy):
+    """The replica with most of the prompt in its cache, unless it is too busy."""
+
+    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
+        """Return free replicas by cached pages, then busy ones by work."""
+        usable = self._shuffled(replicas, key)
         pages = pages_of(key.page_hashes)
         cached = {replica.id: replica.num_cached(pages) for replica in usable}
         work = {
@@ -157,20 +158,16 @@ class Prefix:
         return sorted(work, key=place)
 
 
-class Session:
+class Session(ShortestQueue):
     """The same replica for the same session, unless it is too busy.
 
     By rendezvous hashing: each session has its own order of replicas, so when a replica is added or
     removed only the sessions that prefer it move, and a session's overflow goes to one replica.
     """
 
-    def __init__(self, chance: random.Random, *, max_imbalance: float) -> None:
-        self._by_load = ShortestQueue(chance)
-        self._max_imbalance = max_imbalance
-
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
         """Return free replicas in the session's order, then busy ones by load."""
-        by_load = self._by_load.rank(replicas, key)
+        by_load = super().rank(replicas, key)
         session = key.session
         if session is None or not by_load:
             return by_load
@@ -181,18 +178,13 @@ class Session:
         return free + [id_ for id_ in by_load if load[id_] > allowed]
 
 
-class Lora:
+class Lora(ShortestQueue):
     """A replica that holds the adapter, unless it is too busy.
 
     Several holders are ranked by rendezvous hashing rather than by load: requests then share the
     adapter's slot and prefix cache, and a copy made during a burst is evicted again. Without a
     holder all replicas are ranked so, and independent routers load the adapter once.
     """
-
-    def __init__(self, chance: random.Random, *, max_imbalance: float) -> None:
-        self._chance = chance
-        self._by_load = ShortestQueue(chance)
-        self._max_imbalance = max_imbalance
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
         """Return free holders of the adapter, then the others by work.
@@ -201,9 +193,8 @@ class Lora:
         """
         adapter = key.adapter
         if adapter is None:
-            return self._by_load.rank(replicas, key)
-        usable = _usable(replicas, key)
-        self._chance.shuffle(usable)
+            return super().rank(replicas, key)
+        usable = self._shuffled(replicas, key)
         num_tokens = key.num_tokens or UNKNOWN_TOKENS
         holders = {replica.id for replica in usable if replica.holds(adapter)}
         work = {
@@ -218,29 +209,23 @@ class Lora:
         return preferred + [id_ for id_ in by_work if id_ not in preferred]
 
 
+POLICIES: Mapping[str, type[Policy]] = {
+    "power_of_two": PowerOfTwo,
+    "round_robin": RoundRobin,
+    "shortest_queue": ShortestQueue,
+    "prefix": Prefix,
+    "session": Session,
+    "lora": Lora,
+}
+
+
 def make_policy(
     name: str, *, max_imbalance: float, page_size: int, chance: random.Random | None = None
 ) -> Policy:
     """Return the policy of a configuration's `routing.policy`."""
-    chance = chance or random.Random()
-    match name:
-        case "round_robin":
-            return RoundRobin(chance)
-        case "shortest_queue":
-            return ShortestQueue(chance)
-        case "prefix":
-            return Prefix(chance, max_imbalance=max_imbalance, page_size=page_size)
-        case "session":
-            return Session(chance, max_imbalance=max_imbalance)
-        case "lora":
-            return Lora(chance, max_imbalance=max_imbalance)
-        case _:
-            return PowerOfTwo(chance)
-
-
-def _usable(replicas: Sequence[ReplicaView], key: RouteKey) -> list[ReplicaView]:
-    """Return the replicas that have not failed the request, or all if every one has."""
-    return [replica for replica in replicas if replica.id not in key.avoid] or list(replicas)
+    return POLICIES[name](
+        chance or random.Random(), max_imbalance=max_imbalance, page_size=page_size
+    )
 
 
 def _affinity(name: str, replica_id: str) -> bytes:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
-from remora.deployments.llm_server import LLMServer
 from tests.conftest import TinyCheckpoints
+from tests.deployments.pooling_replica import running
 
 TOOL = {
     "type": "function",
@@ -57,20 +56,9 @@ def kind_of(choice: dict[str, Any]) -> str:
 async def test_a_random_model_calls_a_tool_or_follows_the_schema(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
-    server = LLMServer.__new__(LLMServer)
-    await server.__init__(  # type: ignore[misc]
-        {
-            "model": {"path": str(tiny_checkpoints("llama")), "served_name": "model"},
-            "engine": {"kv_tokens": 16384, "num_threads": 1},
-            "api": {"tool_parser": "hermes"},
-        }
-    )
-    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            response = await client.post("/v1/chat/completions", json=BODY, timeout=100)
-    finally:
-        server.__del__()
+    engine, api = {"kv_tokens": 16384}, {"tool_parser": "hermes"}
+    async with running(tiny_checkpoints("llama"), engine=engine, api=api) as (client, _):
+        response = await client.post("/v1/chat/completions", json=BODY)
 
     assert response.status_code == 200, response.text
     assert {kind_of(choice) for choice in response.json()["choices"]} == {"call", "answer"}

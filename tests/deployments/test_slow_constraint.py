@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
-from remora.deployments.llm_server import LLMServer
 from remora.engine.grammar import xgrammar_backend
 from remora.engine.grammar.matching import TOO_SLOW
 from remora.engine.grammar.xgrammar_backend import XgrammarMatcher
 from remora.engine.types import MatcherTooSlow
 from tests.conftest import TinyCheckpoints
+from tests.deployments.pooling_replica import running
 
 BODY: dict[str, Any] = {"prompt": "x", "regex": "b{90}", "max_tokens": 200}
 QUICK_STEPS = 6
@@ -36,21 +35,10 @@ async def test_a_slow_constraint_is_a_400_or_the_last_event(
     tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xgrammar_backend, "XgrammarMatcher", SlowMatcher)
-    server = LLMServer.__new__(LLMServer)
-    await server.__init__(  # type: ignore[misc]
-        {
-            "model": {"path": str(tiny_checkpoints("llama")), "served_name": "model"},
-            "engine": {"kv_tokens": 4096, "num_threads": 1},
-        }
-    )
-    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            whole = await client.post("/v1/completions", json=BODY)
-            stream = await client.post("/v1/completions", json=BODY | {"stream": True})
-            other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
-    finally:
-        server.__del__()
+    async with running(tiny_checkpoints("llama"), engine={"kv_tokens": 4096}) as (client, _):
+        whole = await client.post("/v1/completions", json=BODY)
+        stream = await client.post("/v1/completions", json=BODY | {"stream": True})
+        other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
 
     assert whole.status_code == 400
     assert whole.json()["error"]["code"] == "constraint_failed"

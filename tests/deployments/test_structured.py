@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ import httpx
 import jsonschema
 import pytest
 
-from remora.deployments.llm_server import LLMServer
 from tests.conftest import NUM_THREADS, TinyCheckpoints
+from tests.deployments.pooling_replica import running
 from tests.engine.grammar.schemas import SCHEMAS
 
 RUNS = [
@@ -39,26 +37,6 @@ class Answer:
 
     text: str | None
     finish_reason: str | None
-
-
-@asynccontextmanager
-async def serving(path: Path, backend: str) -> AsyncGenerator[httpx.AsyncClient, None]:
-    server = LLMServer.__new__(LLMServer)
-    await server.__init__(  # type: ignore[misc]
-        {
-            "model": {"path": str(path), "served_name": "model"},
-            "engine": {"kv_tokens": 16384, "num_threads": NUM_THREADS},
-            "grammar": {"backend": backend, "compile_timeout_s": 20.0},
-        }
-    )
-    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
-    try:
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://x", timeout=600
-        ) as client:
-            yield client
-    finally:
-        server.__del__()
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
@@ -116,7 +94,11 @@ async def test_finished_replies_validate_and_unconstrained_requests_are_unchange
         for way, (temperature, stream) in enumerate(ways)
         if (way // 2 == number % 2 if model == "random" else number % 20 == 5 * way)
     ]
-    async with serving(path, backend) as client:
+    sections: dict[str, Any] = {
+        "engine": {"kv_tokens": 16384, "num_threads": NUM_THREADS},
+        "grammar": {"backend": backend, "compile_timeout_s": 20.0},
+    }
+    async with running(path, timeout_s=600, **sections) as (client, _):
         alone = [await ask(client, free_body(prompt)) for prompt in FREE]
         places = asyncio.Semaphore(CONCURRENT)
 

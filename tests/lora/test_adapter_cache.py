@@ -35,17 +35,11 @@ async def use(adapter_cache: AdapterCache, version: int, num_steps: int = 0) -> 
         return held
 
 
-async def rest() -> None:
-    """Let everything happen that can."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 async def test_many_requests_make_one_load() -> None:
     loader = FakeLoader(gate=asyncio.Event())
     adapter_cache = make_cache(loader, record(1), max_loaded=1)
     tasks = [asyncio.create_task(use(adapter_cache, 1)) for _ in range(20)]
-    await rest()
+    await steps(50)
     assert loader.gate is not None
     loader.gate.set()
 
@@ -56,7 +50,7 @@ async def test_many_requests_make_one_load() -> None:
 async def test_loads_run_side_by_side_up_to_a_bound() -> None:
     loader = FakeLoader(gate=asyncio.Event())
     adapter_cache = make_cache(loader, *map(record, range(1, 11)), max_loaded=20)
-    await rest()
+    await steps(50)
     assert loader.num_loading == MAX_LOADS
     assert loader.gate is not None
     loader.gate.set()
@@ -83,7 +77,7 @@ async def test_what_is_used_never_leaves_and_the_next_waits_for_it() -> None:
     adapter_cache = make_cache(loader, record(1), record(2), max_loaded=1)
     async with adapter_cache.use(1):
         waiting = asyncio.create_task(use(adapter_cache, 2))
-        await rest()
+        await steps(50)
         assert loader.loaded == {1}
         assert {r.lora_id: r.state for r in adapter_cache.reports()} == {1: "loaded", 2: "waiting"}
     assert await waiting == 2
@@ -104,7 +98,7 @@ async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
         async with AsyncExitStack() as held:
             await held.enter_async_context(adapter_cache.use(1))
             rare = asyncio.create_task(use(adapter_cache, 2))
-            await rest()
+            await steps(50)
             while True:
                 entering = asyncio.create_task(held.enter_async_context(adapter_cache.use(1)))
                 done, _ = await asyncio.wait({entering}, timeout=0.05)
@@ -128,7 +122,7 @@ async def test_a_new_version_leaves_running_requests_what_they_have() -> None:
         assert await use(adapter_cache, 1) == 2  # it came for "a", and began after the change
         assert old == 1
         assert 1 in loader.loaded
-    await rest()
+    await steps(50)
     assert loader.loaded == {2}
     assert [report.lora_id for report in adapter_cache.reports()] == [2]
 
@@ -143,7 +137,7 @@ async def test_what_is_staged_is_loaded_and_not_served() -> None:
     assert adapter_cache.lora_id("a2") is None
 
     adapter_cache.adopt(wanted(record(1), revision=2))
-    await rest()
+    await steps(50)
     assert loader.loaded == {1}
 
 
@@ -151,7 +145,7 @@ async def test_what_was_unloaded_is_unknown() -> None:
     adapter_cache = make_cache(FakeLoader(), record(1))
     await adapter_cache.settled()
     adapter_cache.adopt(wanted(revision=2))
-    await rest()
+    await steps(50)
 
     with pytest.raises(UnknownModel, match="'a1' was unloaded"):
         await use(adapter_cache, 1)
@@ -274,12 +268,12 @@ async def _storm(chance: random.Random, max_loaded: int) -> None:
     failed = [t for t in tasks if not t.cancelled() and t.exception() is not None]
     assert not failed, failed[0].exception()
     await adapter_cache.settled()
-    await rest()
+    await steps(50)
     assert loader.loaded <= set(active.values())
     assert len(loader.loaded) <= max_loaded
     adapter_cache.adopt(wanted(revision=10**6))
     await adapter_cache.settled()
-    await rest()
+    await steps(50)
     assert loader.loaded == set()
     assert adapter_cache.reports() == ()
     assert answers["served"]

@@ -70,18 +70,13 @@ class Parts:
         self.loader.gate.set()
 
 
-async def rest() -> None:
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 async def test_a_request_waits_for_its_adapter_and_holds_it() -> None:
     parts = Parts()
     running = parts.start("a")
-    await rest()
+    await steps(50)
     assert await parts.client.is_waiting("a")
     parts.load()
-    await rest()
+    await steps(50)
     assert not await parts.client.is_waiting("a")
     (report,) = parts.adapter_cache.reports()
     assert report.num_users == 1
@@ -99,7 +94,7 @@ async def test_requests_for_the_base_do_not_wait() -> None:
 async def test_a_waiting_request_can_be_aborted() -> None:
     parts = Parts()
     running, other = parts.start("a", n=2), parts.start("b")
-    await rest()
+    await steps(50)
     assert await parts.client.abort("a") == 1
     assert [(o.index, o.finish_reason) for o in await running] == [
         (0, FinishReason.ABORT),
@@ -114,13 +109,13 @@ async def test_a_waiting_request_can_be_aborted() -> None:
 async def test_a_client_that_leaves_lets_go() -> None:
     parts = Parts()
     waiting = parts.start("a")
-    await rest()
+    await steps(50)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert parts.adapter_cache.reports()[0].num_users == 0
     parts.load()
     running = parts.start("b")
-    await rest()
+    await steps(50)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert parts.adapter_cache.reports()[0].num_users == 0
@@ -129,7 +124,7 @@ async def test_a_client_that_leaves_lets_go() -> None:
 async def test_no_more_wait_than_the_queue_takes() -> None:
     parts = Parts(max_running_requests=1, max_queued_requests=1)
     waiting = [parts.start(str(number)) for number in range(2)]
-    await rest()
+    await steps(50)
     with pytest.raises(QueueFull, match="wait for their adapters"):
         await parts.start("more")
     parts.load()
@@ -141,7 +136,7 @@ async def test_ending_a_version_aborts_what_runs_with_it() -> None:
     parts = Parts()
     parts.load()
     running = parts.start("a")
-    await rest()
+    await steps(50)
     await parts.client.end(7)
     assert parts.engine.aborted == ["a"]
     parts.engine.gate.set()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,12 @@ async def listed(made: Cluster) -> list[dict[str, Any]]:
     return adapters
 
 
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
 def place(folder: Path, name: str) -> str:
     """Make what looks like an adapter from afar."""
     adapter = folder / name
@@ -126,21 +133,17 @@ async def test_a_load_reaches_every_replica(tmp_path: Path) -> None:
 
 
 async def test_what_one_replica_cannot_load_none_serves(tmp_path: Path) -> None:
-    source = place(tmp_path, "a")
-    async with cluster(tmp_path, "r1", "r2") as made:
-        made.replicas[1].loader.faults[source] = InvalidAdapter("wrong shapes")
-        with pytest.raises(InvalidAdapter, match="wrong shapes"):
-            await made.manager.load("a", source)
-        await asyncio.sleep(0.1)
-
-        assert await listed(made) == []
-        assert [replica.adapter_cache.names for replica in made.replicas] == [[], []]
-        assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
-
-
-async def test_a_failed_reload_leaves_the_old_version(tmp_path: Path) -> None:
     old, new = place(tmp_path, "old"), place(tmp_path, "new")
     async with cluster(tmp_path, "r1", "r2") as made:
+        made.replicas[1].loader.faults[new] = InvalidAdapter("wrong shapes")
+        with pytest.raises(InvalidAdapter, match="wrong shapes"):
+            await made.manager.load("a", new)
+        await until(lambda: not any(replica.loader.loaded for replica in made.replicas))
+        assert await listed(made) == []
+        assert [replica.adapter_cache.names for replica in made.replicas] == [[], []]
+
+        # A failed reload leaves the old version.
+        made.replicas[1].loader.faults.clear()
         first = await made.manager.load("a", old)
         made.replicas[0].loader.faults[new] = InvalidAdapter("NaN")
         with pytest.raises(InvalidAdapter, match="NaN"):
@@ -236,8 +239,7 @@ async def test_unloading_by_force_ends_requests(tmp_path: Path) -> None:
         told = await made.manager.load("a", place(tmp_path, "a"))
         async with replica.adapter_cache.use(told["version"]):
             unloading = asyncio.create_task(made.manager.unload("a", ends=True))
-            while told["version"] not in replica.ended:
-                await asyncio.sleep(0.01)
+            await until(lambda: told["version"] in replica.ended)
         await unloading
 
 
@@ -300,20 +302,12 @@ async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
         (replica,) = made.replicas
         assert replica.adapter_cache.names == ["a"]
         place(repo, "b")
-        async with asyncio.timeout(5):
-            while sorted(replica.adapter_cache.names) != ["a", "b"]:
-                await asyncio.sleep(0.02)
+        await until(lambda: sorted(replica.adapter_cache.names) == ["a", "b"])
         before = replica.adapter_cache.lora_id("a")
         (repo / "a" / "adapter_model.safetensors").write_bytes(b"other")
-        async with asyncio.timeout(5):
-            while replica.adapter_cache.lora_id("a") == before:
-                await asyncio.sleep(0.02)
-        for file in (repo / "b").iterdir():
-            file.unlink()
-        (repo / "b").rmdir()
-        async with asyncio.timeout(5):
-            while replica.adapter_cache.names != ["a"]:
-                await asyncio.sleep(0.02)
+        await until(lambda: replica.adapter_cache.lora_id("a") != before)
+        shutil.rmtree(repo / "b")
+        await until(lambda: replica.adapter_cache.names == ["a"])
         with pytest.raises(InvalidRequest, match="change it there"):
             await made.manager.unload("a")
 
@@ -337,22 +331,18 @@ async def test_what_cannot_be_looked_at_for_now_is_not_loaded_anew(
 async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     source = place(repo, "bad")
-    made = Cluster(await make_manager(tmp_path, repo=str(repo), repo_period_s=0.05))
-    replica = await made.join("r1", faults={source: InvalidAdapter("truncated")})
-    async with asyncio.timeout(5):
-        while not any("refused" in entry for entry in await listed(made)):
-            await asyncio.sleep(0.02)
-    assert replica.adapter_cache.names == []
-    (told,) = await listed(made)
-    assert told == {"name": "bad", "owner": "repo", "refused": "truncated"}
+    async with cluster(tmp_path, repo=str(repo), repo_period_s=0.05) as made:
+        replica = await made.join("r1", faults={source: InvalidAdapter("truncated")})
+        async with asyncio.timeout(5):
+            while not any("refused" in entry for entry in await listed(made)):
+                await asyncio.sleep(0.02)
+        assert replica.adapter_cache.names == []
+        (told,) = await listed(made)
+        assert told == {"name": "bad", "owner": "repo", "refused": "truncated"}
 
-    replica.loader.faults.clear()
-    (repo / "bad" / "adapter_model.safetensors").write_bytes(b"whole")
-    async with asyncio.timeout(5):
-        while replica.adapter_cache.names != ["bad"]:
-            await asyncio.sleep(0.02)
-    replica.sync.close()
-    made.manager._watching.cancel()
+        replica.loader.faults.clear()
+        (repo / "bad" / "adapter_model.safetensors").write_bytes(b"whole")
+        await until(lambda: replica.adapter_cache.names == ["bad"])
 
 
 async def test_a_name_is_looked_for_when_it_is_asked_for(tmp_path: Path) -> None:

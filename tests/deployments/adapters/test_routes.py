@@ -61,36 +61,34 @@ class Server(FakeServer):
         return FakeAdapters(self.manager)
 
 
-LOADS = [
-    ({}, (("pinned", False), ("replaces", False))),
-    ({"pinned": True, "load_inplace": True}, (("pinned", True), ("replaces", True))),
-]
+PINNED = {"pinned": True, "load_inplace": True}
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/load_lora_adapter"])
-@pytest.mark.parametrize(("fields", "asked"), LOADS)
-async def test_loading(path: str, fields: dict[str, Any], asked: tuple[Any, ...]) -> None:
-    server = Server()
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+@pytest.mark.parametrize(
+    ("path", "fields", "asked"),
+    [
+        ("/load_lora_adapter", {}, (("pinned", False), ("replaces", False))),
+        ("/load_lora_adapter", PINNED, (("pinned", True), ("replaces", True))),
+        ("/unload_lora_adapter", {}, (("ends", False),)),
+        ("/unload_lora_adapter", {"force": True}, (("ends", True),)),
+    ],
+)
+async def test_loading_and_unloading(
+    prefix: str, path: str, fields: dict[str, Any], asked: tuple[Any, ...]
+) -> None:
+    server, loads = Server(), path.startswith("/load")
+    source = {"lora_path": "/a"} if loads else {}
     async with make_client(server) as client:
-        answer = await client.post(path, json={"lora_name": "x", "lora_path": "/a", **fields})
+        answer = await client.post(prefix + path, json={"lora_name": "x", **source, **fields})
 
     assert answer.status_code == 200
-    assert server.manager.calls[0] == ("load", "x", "/a", *asked)
-    if path.startswith("/v1"):
+    method = ("load", "x", "/a") if loads else ("unload", "x")
+    assert server.manager.calls[0] == (*method, *asked)
+    if loads and prefix:
         assert answer.text == "Success: LoRA adapter 'x' added successfully."
-    else:
+    elif loads:
         assert answer.json() == {"success": True, "loaded_adapters": {"pirate": "/a"}}
-
-
-@pytest.mark.parametrize("path", ["/v1/unload_lora_adapter", "/unload_lora_adapter"])
-@pytest.mark.parametrize("force", [False, True])
-async def test_unloading(path: str, force: bool) -> None:
-    server = Server()
-    async with make_client(server) as client:
-        answer = await client.post(path, json={"lora_name": "x", "force": force})
-
-    assert answer.status_code == 200
-    assert server.manager.calls[0] == ("unload", "x", ("ends", force))
 
 
 async def test_pins_and_the_list() -> None:

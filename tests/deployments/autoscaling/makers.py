@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve.config import AutoscalingContext
 
 from remora.deployments.autoscaling.facts import Facts, ReplicaLoad, Targets
 from remora.deployments.autoscaling.policy import Decision, PolicyState, begin, decide
@@ -68,3 +71,32 @@ class Decider:
     def start_all(self) -> None:
         """Make everything that is wanted ready, or gone."""
         self.ready = self.target
+
+
+DEPLOYMENT = DeploymentID(name="LLMServer", app_name="app")
+
+
+def make_context(
+    replicas: Iterable[ReplicaID], metrics: Mapping[str, Any], **values: Any
+) -> AutoscalingContext:
+    """Return what Serve tells a policy; `metrics` holds the reports by name and replica."""
+    ids = list(replicas)
+    defaults: dict[str, Any] = {
+        "deployment_id": DEPLOYMENT,
+        "deployment_name": DEPLOYMENT.name,
+        "app_name": DEPLOYMENT.app_name,
+        "current_num_replicas": len(ids),
+        "target_num_replicas": len(ids),
+        "running_replicas": ids,
+        "total_num_requests": 0.0,
+        "total_queued_requests": 0.0,
+        "aggregated_metrics": None,
+        "raw_metrics": metrics,
+        "capacity_adjusted_min_replicas": 0,
+        "capacity_adjusted_max_replicas": 8,
+        "policy_state": {},
+        "last_scale_up_time": None,
+        "last_scale_down_time": None,
+        "config": None,
+    }
+    return AutoscalingContext(**{**defaults, **values})

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
+from ray.serve._private.common import ReplicaID, TimeStampedValue
 
 from remora.deployments.autoscaling.reports import LoadReporter
 from remora.deployments.http.core.histograms import Latencies
 from remora.engine.types import EngineStats
+from tests.deployments.autoscaling.makers import DEPLOYMENT
 
 TICK_S = 0.5
 PROMPT_TOKENS, OUTPUT_TOKENS = 400, 100
 SLOTS, KV_TOKENS = 24, 16_000
 PREFILL_TOKENS_PER_S, STEP_S, STEP_S_PER_ROW = 4000.0, 0.02, 0.002
 TTFT_S, ITL_S, LOOK_BACK_S = 2.0, 0.08, 10.0
-DEPLOYMENT = DeploymentID(name="LLMServer", app_name="simulated")
 
 
 @dataclass(slots=True, eq=False)
@@ -105,24 +106,23 @@ class Replica:
 
     def stats(self) -> EngineStats:
         held = sum(PROMPT_TOKENS + OUTPUT_TOKENS - job.output_left for job in self.running)
+        nothing: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
         return EngineStats(
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-            num_queued_tokens=int(sum(job.prompt_left for job in self.waiting)),
-            num_pages=KV_TOKENS,
-            num_free_pages=KV_TOKENS - int(held),
-            num_cached_pages=0,
-            num_held_pages=int(held),
-            prompt_tokens_total=int(self._prompts),
-            cached_tokens_total=0,
-            generated_tokens_total=int(self._generated),
-            preemptions_total=0,
-            evicted_pages_total=0,
-            aborted_total=0,
-            finished_total=self._finished,
-            steps_total=self._steps,
-            step_time_total_s=self._step_s,
-            last_step_s=self._last_step_s,
+            **nothing
+            | {
+                "num_running": len(self.running),
+                "num_waiting": len(self.waiting),
+                "num_queued_tokens": int(sum(job.prompt_left for job in self.waiting)),
+                "num_pages": KV_TOKENS,
+                "num_free_pages": KV_TOKENS - int(held),
+                "num_held_pages": int(held),
+                "prompt_tokens_total": int(self._prompts),
+                "generated_tokens_total": int(self._generated),
+                "finished_total": self._finished,
+                "steps_total": self._steps,
+                "step_time_total_s": self._step_s,
+                "last_step_s": self._last_step_s,
+            }
         )
 
     def report(self, now: float) -> None:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from ray.serve.autoscaling_policy import _apply_delay_logic, _core_replica_queue_length_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from remora.deployments.autoscaling.slo_policy import SloPolicy
+from tests.deployments.autoscaling.makers import make_context
 from tests.deployments.autoscaling.replica_model import (
-    DEPLOYMENT,
     ITL_S,
     LOOK_BACK_S,
     TICK_S,
@@ -43,12 +43,7 @@ TARGETS: Mapping[str, Any] = {
 MISSES = 0.1  # of requests, of tokens: targets are 90th percentiles
 SEVERAL = 4  # replicas, of which the capacity is measured beside that of one
 Curve = Callable[[float], float]  # requests per second at a moment
-
-
-class Policy(Protocol):
-    """Decides as Serve would have it."""
-
-    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]: ...
+Policy = Callable[[AutoscalingContext], tuple[int, dict[str, Any]]]
 
 
 class PlainRequests:
@@ -221,24 +216,16 @@ class Simulation:
             for name in names
         }
         num = max(len(self._open_counts), 1)
-        return AutoscalingContext(
-            deployment_id=DEPLOYMENT,
-            deployment_name=DEPLOYMENT.name,
-            app_name=DEPLOYMENT.app_name,
-            current_num_replicas=len(ready),
+        return make_context(
+            [replica.id for replica in ready],
+            metrics,
             target_num_replicas=self._target,
-            running_replicas=[replica.id for replica in ready],
             total_num_requests=sum(count for count, _ in self._open_counts) / num,
             total_queued_requests=sum(held for _, held in self._open_counts) / num,
-            aggregated_metrics=None,
-            raw_metrics=metrics,
             capacity_adjusted_min_replicas=self._low,
             capacity_adjusted_max_replicas=self._most,
             policy_state=dict(self._state),
-            last_scale_up_time=None,
-            last_scale_down_time=None,
             current_time=self._now,
-            config=None,
         )
 
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from remora.configs.load import parse_args
-from remora.configs.schema import ServeConfig
-from remora.deployments.autoscaling.facts import Targets
 from remora.deployments.autoscaling.options import policy_targets, scaling_options
-
-
-def make_config(autoscaling: dict[str, Any], **sections: Any) -> ServeConfig:
-    return ServeConfig.model_validate(
-        {"model": {"path": "x"}, "autoscaling": autoscaling, **sections}
-    )
+from tests.deployments.fakes import make_server_config
 
 
 def test_without_a_maximum_the_number_is_fixed() -> None:
-    config = make_config({}, parallel={"num_replicas": 3})
+    config = make_server_config(parallel={"num_replicas": 3})
     assert scaling_options(config) == {"num_replicas": 3}
 
 
 def test_serve_itself_waits_for_nothing() -> None:
-    options = scaling_options(make_config({"max_replicas": 3}))["autoscaling_config"]
+    options = scaling_options(make_server_config(autoscaling={"max_replicas": 3}))[
+        "autoscaling_config"
+    ]
 
     assert (options.min_replicas, options.initial_replicas, options.max_replicas) == (1, None, 3)
     assert options.upscale_delay_s == options.downscale_delay_s == 0
@@ -35,13 +29,13 @@ def test_serve_itself_waits_for_nothing() -> None:
 
 @pytest.mark.observes("autoscaling.initial_replicas")
 def test_serve_begins_with_as_many_as_configured() -> None:
-    config = make_config({"max_replicas": 3, "initial_replicas": 2})
+    config = make_server_config(autoscaling={"max_replicas": 3, "initial_replicas": 2})
     assert scaling_options(config)["autoscaling_config"].initial_replicas == 2
 
 
 @pytest.mark.parametrize("look_back_s", [0.1, 1.0, 10.0, 300.0])
 def test_reports_come_often_enough_to_be_looked_back_at(look_back_s: float) -> None:
-    config = make_config({"max_replicas": 3, "look_back_s": look_back_s})
+    config = make_server_config(autoscaling={"max_replicas": 3, "look_back_s": look_back_s})
 
     options = scaling_options(config)["autoscaling_config"]
 
@@ -49,32 +43,10 @@ def test_reports_come_often_enough_to_be_looked_back_at(look_back_s: float) -> N
     assert options.look_back_period_s >= 2 * options.metrics_interval_s
 
 
-def test_the_policy_gets_every_target_of_the_section() -> None:
-    section = {
-        "max_replicas": 3,
-        "target_requests": 7.0,
-        "target_ttft_s": 1.5,
-        "target_itl_s": 0.05,
-        "target_kv_usage": 0.6,
-        "look_back_s": 4.0,
-        "upscale_delay_s": 1.0,
-        "downscale_delay_s": 2.0,
-        "to_zero_delay_s": 3.0,
-    }
-    assert Targets(**policy_targets(make_config(section))) == Targets(
-        requests=7.0,
-        ttft_s=1.5,
-        itl_s=0.05,
-        kv_usage=0.6,
-        look_back_s=4.0,
-        upscale_delay_s=1.0,
-        downscale_delay_s=2.0,
-        to_zero_delay_s=3.0,
-    )
-
-
 def test_a_replica_is_meant_for_three_quarters_of_what_it_can_run() -> None:
-    config = make_config({"max_replicas": 3}, engine={"max_running_requests": 32})
+    config = make_server_config(
+        autoscaling={"max_replicas": 3}, engine={"max_running_requests": 32}
+    )
     assert policy_targets(config)["requests"] == 24
 
 

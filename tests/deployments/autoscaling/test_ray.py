@@ -14,6 +14,7 @@ import pytest
 
 from remora.deployments.autoscaling.explain import explain
 from tests.conftest import TinyCheckpoints
+from tests.deployments.applications import deployed
 from tests.deployments.conftest import Cluster
 
 pytestmark = pytest.mark.ray
@@ -68,25 +69,18 @@ class Scaled:
 
 
 @contextmanager
-def deployed(
+def scaled_app(
     cluster: Cluster, path: Path, *, name: str, autoscaling: dict[str, Any]
 ) -> Iterator[Scaled]:
     """Run an application of tiny replicas."""
-    from ray import serve
-
-    from remora.deployments.app import build
-
     args = {
         "model": {"path": str(path), "served_name": "tiny"},
         "engine": {"kv_tokens": 8192, "num_threads": 1, "max_running_requests": 4},
         "parallel": {"cpus_per_rank": 0.1},
         "autoscaling": {"target_requests": 2, "look_back_s": 2, **autoscaling},
     }
-    serve.run(build(args), name=name, route_prefix=f"/{name}")
-    try:
+    with deployed(name, args):
         yield Scaled(cluster.url(name))
-    finally:
-        serve.delete(name)
 
 
 @pytest.mark.observes("autoscaling.max_replicas")
@@ -95,7 +89,7 @@ def test_load_brings_a_second_replica_and_rest_takes_it_away(
 ) -> None:
     path, section = tiny_checkpoints("llama"), {"max_replicas": 2}
     delays = {"upscale_delay_s": 0.5, "downscale_delay_s": 2}
-    with deployed(cluster, path, name="scaled", autoscaling=section | delays) as scaled:
+    with scaled_app(cluster, path, name="scaled", autoscaling=section | delays) as scaled:
         scaled.wait_for(target=1, ready=1)
         threads = scaled.load()
         try:
@@ -116,7 +110,7 @@ def test_the_first_request_brings_a_replica_and_silence_takes_it_away(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     section = {"min_replicas": 0, "max_replicas": 1, "to_zero_delay_s": 2}
-    with deployed(cluster, tiny_checkpoints("llama"), name="zero", autoscaling=section) as scaled:
+    with scaled_app(cluster, tiny_checkpoints("llama"), name="zero", autoscaling=section) as scaled:
         scaled.wait_for(target=0, ready=0)
         scaled.ask(max_tokens=8)
         scaled.wait_for(target=1, ready=1)

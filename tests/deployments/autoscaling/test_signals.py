@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +18,49 @@ def make_wish(signal: str, facts: Facts, **options: Any) -> Demand:
     return next(wish for wish in found if wish.signal == signal)
 
 
-def test_running_requests_are_shared_evenly() -> None:
-    facts = make_facts([make_load(num_running=30.0), make_load(num_running=10.0)])
-    assert make_wish("requests", facts).replicas == pytest.approx(4)
+LATE = make_load(num_running=5.0, queued_tokens=900.0, ttft_p90_s=7.0)
+BACKLOG = make_load(queued_tokens=60_000.0)
 
 
-def test_a_replica_that_does_not_report_is_taken_for_one_like_the_others() -> None:
-    facts = make_facts([make_load(num_running=20.0)], num_ready=3, target=3)
-    assert make_wish("requests", facts).replicas == pytest.approx(6)
+def running(requests: float, **values: float | None) -> ReplicaLoad:
+    return make_load(num_running=requests, **values)
+
+
+@pytest.mark.parametrize(
+    ("signal", "facts", "replicas"),
+    [
+        pytest.param("requests", make_facts([running(30.0), running(10.0)]), 4, id="shared evenly"),
+        pytest.param(
+            "requests",
+            make_facts([running(20.0)], num_ready=3, target=3),
+            6,
+            id="a replica without reports counts as one like the others",
+        ),
+        pytest.param(
+            "requests", make_facts([running(10.0)], held_requests=20.0), 3, id="held requests"
+        ),
+        pytest.param(
+            "requests",
+            make_facts([running(8.0, num_waiting=22.0, tokens_per_s=None, finished_per_s=None)]),
+            3,
+            id="waiting requests count while the speed is unknown",
+        ),
+        pytest.param("kv_usage", make_facts([make_load(kv_usage=0.9)] * 2), 2.25, id="1.8 / 0.8"),
+        pytest.param("backlog", make_facts([BACKLOG]), 3, id="cleared while a replica starts"),
+        pytest.param("backlog", make_facts([BACKLOG, IDLE]), 0, id="another replica is free"),
+        pytest.param("ttft_p90_s", make_facts([LATE] * 4), 6, id="late: half as many more"),
+        # 20 ms alone, 180 ms now, 100 ms wanted: twice the replicas.
+        pytest.param("itl_p90_s", make_facts([running(8.0, itl_p90_s=0.18)] * 3), 6, id="tokens"),
+        pytest.param(
+            "itl_p90_s",
+            make_facts([running(8.0, itl_p90_s=0.14), IDLE]),
+            1.5,
+            id="an idle replica takes tokens of others",
+        ),
+    ],
+)
+def test_what_a_signal_asks_for(signal: str, facts: Facts, replicas: float) -> None:
+    assert make_wish(signal, facts).replicas == pytest.approx(replicas)
 
 
 def test_without_any_report_all_open_requests_count() -> None:
@@ -36,45 +72,13 @@ def test_without_any_report_all_open_requests_count() -> None:
     assert "no reports" in wish.note
 
 
-def test_requests_held_before_the_replicas_count() -> None:
-    facts = make_facts([make_load(num_running=10.0)], held_requests=20.0)
-    assert make_wish("requests", facts).replicas == pytest.approx(3)
-
-
-def test_waiting_requests_count_while_nobody_knows_how_fast_they_go() -> None:
-    unknown = make_load(num_running=8.0, num_waiting=22.0, tokens_per_s=None, finished_per_s=None)
-    assert make_wish("requests", make_facts([unknown])).replicas == pytest.approx(3)
-
-
-def test_state_in_use_is_shared_evenly() -> None:
-    facts = make_facts([make_load(kv_usage=0.9), make_load(kv_usage=0.9)])
-    assert make_wish("kv_usage", facts).replicas == pytest.approx(1.8 / 0.8)
-
-
 def test_a_backlog_is_the_time_until_it_is_computed() -> None:
-    facts = make_facts([make_load(queued_tokens=500.0)])
-    assert make_wish("backlog", facts).value == pytest.approx(0.5)
-
-
-def test_short_prompts_wait_for_long_answers() -> None:
-    facts = make_facts([make_load(queued_tokens=40.0, num_waiting=20.0)])
-    assert make_wish("backlog", facts).value == pytest.approx(10)
-
-
-def test_a_backlog_asks_for_what_clears_it_while_a_replica_starts() -> None:
-    facts = make_facts([make_load(queued_tokens=60_000.0)])
-    assert make_wish("backlog", facts, startup_s=30.0).replicas == pytest.approx(3)
-    assert make_wish("backlog", facts, startup_s=60.0).replicas == pytest.approx(2)
-
-
-def test_a_backlog_at_one_replica_is_none_while_others_are_free() -> None:
-    facts = make_facts([make_load(queued_tokens=60_000.0), IDLE])
-    assert make_wish("backlog", facts).replicas == 0
-
-
-def test_a_late_first_token_asks_for_half_as_many_more() -> None:
-    late = make_load(num_running=5.0, queued_tokens=900.0, ttft_p90_s=7.0)
-    assert make_wish("ttft_p90_s", make_facts([late] * 4)).replicas == pytest.approx(6)
+    for load, seconds in (
+        (make_load(queued_tokens=500.0), 0.5),
+        (make_load(queued_tokens=40.0, num_waiting=20.0), 10),  # short prompts, long answers
+    ):
+        assert make_wish("backlog", make_facts([load])).value == pytest.approx(seconds)
+    assert make_wish("backlog", make_facts([BACKLOG]), startup_s=60.0).replicas == 2
 
 
 @pytest.mark.parametrize(
@@ -88,23 +92,10 @@ def test_a_late_first_token_asks_for_half_as_many_more() -> None:
 def test_a_late_first_token_asks_for_no_more_where_that_helps_nobody(
     changes: dict[str, float], options: dict[str, Any], replicas: float, note: str
 ) -> None:
-    late = make_load(**{"num_running": 5.0, "queued_tokens": 900.0, "ttft_p90_s": 7.0, **changes})
-
-    wish = make_wish("ttft_p90_s", make_facts([late]), **options)
+    wish = make_wish("ttft_p90_s", make_facts([replace(LATE, **changes)]), **options)
 
     assert wish.replicas == replicas
     assert note in wish.note
-
-
-def test_what_load_adds_to_a_tokens_time_is_shared() -> None:
-    # 20 ms alone, 180 ms now, 100 ms wanted: twice the room there is.
-    facts = make_facts([make_load(num_running=8.0, itl_p90_s=0.18)] * 3)
-    assert make_wish("itl_p90_s", facts).replicas == pytest.approx(6)
-
-
-def test_a_replica_without_tokens_has_room_for_those_of_others() -> None:
-    facts = make_facts([make_load(num_running=8.0, itl_p90_s=0.14), IDLE])
-    assert make_wish("itl_p90_s", facts).replicas == pytest.approx(1.5)
 
 
 def test_a_target_below_what_a_token_takes_alone_is_said_to_be_out_of_reach() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
-from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
+from ray.serve._private.common import ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
-from remora.configs.schema import ServeConfig
 from remora.deployments.autoscaling import explain
 from remora.deployments.autoscaling.facts import Targets
 from remora.deployments.autoscaling.options import scaling_options
 from remora.deployments.autoscaling.slo_policy import MAX_HISTORY, SloPolicy, facts_of
+from tests.deployments.autoscaling import makers
+from tests.deployments.fakes import make_server_config
 
 NOW = 1000.0
-DEPLOYMENT = DeploymentID(name="LLMServer", app_name="app")
 TARGETS = Targets(requests=2.0)
 Series = Mapping[str, list[tuple[float, float]]]
 
@@ -34,31 +34,12 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def make_context(*replicas: Series, **values: Any) -> AutoscalingContext:
-    ids = [ReplicaID(f"r{number}", DEPLOYMENT) for number in range(len(replicas))]
+    ids = [ReplicaID(f"r{number}", makers.DEPLOYMENT) for number in range(len(replicas))]
     metrics: dict[str, dict[ReplicaID, list[TimeStampedValue]]] = {}
     for replica, series in zip(ids, replicas, strict=True):
         for name, points in series.items():
             metrics.setdefault(name, {})[replica] = [TimeStampedValue(*point) for point in points]
-    defaults: dict[str, Any] = {
-        "deployment_id": DEPLOYMENT,
-        "deployment_name": DEPLOYMENT.name,
-        "app_name": DEPLOYMENT.app_name,
-        "current_num_replicas": len(replicas),
-        "target_num_replicas": len(replicas),
-        "running_replicas": ids,
-        "total_num_requests": 0.0,
-        "total_queued_requests": 0.0,
-        "aggregated_metrics": None,
-        "raw_metrics": metrics,
-        "capacity_adjusted_min_replicas": 0,
-        "capacity_adjusted_max_replicas": 8,
-        "policy_state": {},
-        "last_scale_up_time": None,
-        "last_scale_down_time": None,
-        "current_time": NOW,
-        "config": None,
-    }
-    return AutoscalingContext(**{**defaults, **values})
+    return makers.make_context(ids, metrics, **({"current_time": NOW} | values))
 
 
 def test_load_is_averaged_and_latencies_are_the_newest() -> None:
@@ -91,12 +72,8 @@ def test_numbers_that_make_no_sense_are_not_known() -> None:
 
 
 def test_serve_makes_the_policy_from_the_options_and_asks_it() -> None:
-    config = ServeConfig.model_validate(
-        {
-            "model": {"path": "x"},
-            "autoscaling": {"max_replicas": 4, "target_requests": 2, "upscale_delay_s": 0},
-        }
-    )
+    section = {"max_replicas": 4, "target_requests": 2, "upscale_delay_s": 0}
+    config = make_server_config(autoscaling=section)
     options = scaling_options(config)["autoscaling_config"]
     policy = _apply_autoscaling_config(_resolve_policy_callable(options.policy))
 

@@ -17,6 +17,7 @@ from remora.deployments.gateway.crashes import CrashCounts
 from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.metrics import GatewayMetrics
+from remora.deployments.gateway.model import GatewayModel
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
 from remora.deployments.gateway.shutdown import GatewayShutdown
@@ -163,6 +164,33 @@ def ready(*replicas: Replica, error: BaseException | None = None) -> Replicas:
     model = Replicas(replicas, error=error)
     model.ready.set()
     return model
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def begin(
+    client: httpx.AsyncClient, replica: Replica, **fields: Any
+) -> asyncio.Task[httpx.Response]:
+    """Send a completion, and wait until the replica runs it."""
+    body = {"prompt": "x", **fields}
+    asking = asyncio.create_task(client.post("/v1/completions", json=body))
+    await until(lambda: replica.server.client.running)
+    return asking
+
+
+async def no_key(*_request: Any) -> RouteKey:
+    return RouteKey()
+
+
+def make_model(handle: Any, **routing: Any) -> GatewayModel:
+    """Return the gateway's own model, over a fake handle."""
+    tunnel: Any = None
+    config = make_server_config(routing=routing)
+    return GatewayModel("a", handle, config, tunnel, GatewayMetrics(), key_of=no_key)
 
 
 class ResumingEngine(FakeEngine):

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from remora.configs.schema import ServeConfig
 from remora.deployments.app import deployment_options
 from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
+from tests.deployments.fakes import make_server_config
 
-
-def make_config(**sections: Any) -> ServeConfig:
-    return ServeConfig.model_validate({"model": {"path": "x"}, **sections})
+TO_ZERO = {"max_replicas": 3, "min_replicas": 0}
 
 
 @pytest.mark.observes("routing.gateway")
@@ -30,17 +28,9 @@ def make_config(**sections: Any) -> ServeConfig:
         ({"routing": {"policy": "prefix", "resume_on_failure": True}}, True, True, False),
         ({"routing": {"gateway": "on"}}, True, True, False),
         ({"routing": {"policy": "prefix", "gateway": "on"}}, True, True, False),
-        ({"autoscaling": {"max_replicas": 3, "min_replicas": 0}}, True, True, False),
+        ({"autoscaling": TO_ZERO}, True, True, False),
         ({"autoscaling": {"max_replicas": 3}}, False, False, False),
-        (
-            {
-                "routing": {"policy": "prefix"},
-                "autoscaling": {"max_replicas": 3, "min_replicas": 0},
-            },
-            True,
-            True,
-            False,
-        ),
+        ({"routing": {"policy": "prefix"}, "autoscaling": TO_ZERO}, True, True, False),
     ],
 )
 def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
@@ -49,7 +39,7 @@ def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
     needed_under_haproxy: bool,
     has_routing_service_if_asked: bool,
 ) -> None:
-    config = make_config(**sections)
+    config = make_server_config(**sections)
 
     assert needs_gateway([config], has_haproxy=False) is needed
     assert needs_gateway([config], has_haproxy=True) is needed_under_haproxy
@@ -60,7 +50,7 @@ def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
 
 
 def test_several_models_need_one() -> None:
-    configs = [make_config(routing={"policy": "prefix"})] * 2
+    configs = [make_server_config(routing={"policy": "prefix"})] * 2
 
     assert needs_gateway(configs, has_haproxy=False)
     assert needs_gateway(configs, has_haproxy=True, haproxy_asks=True)
@@ -69,7 +59,7 @@ def test_several_models_need_one() -> None:
 
 @pytest.mark.observes("routing.num_gateways")
 def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:
-    config = make_config(
+    config = make_server_config(
         routing={"num_gateways": 3, "max_held_requests": 10}, parallel={"num_replicas": 2}
     )
     model = deployment_options(config, behind_gateway=True)
@@ -82,7 +72,9 @@ def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:
 
 
 def test_a_gateway_stays_for_as_long_as_the_most_patient_model() -> None:
-    configs = {name: make_config(api={"drain_timeout_s": s}) for name, s in (("x", 5), ("y", 50))}
+    configs = {
+        name: make_server_config(api={"drain_timeout_s": s}) for name, s in (("x", 5), ("y", 50))
+    }
     models = {name: deployment_options(c, behind_gateway=True) for name, c in configs.items()}
 
     options = gateway_options(models, configs)

@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError
 from remora.configs.errors import EngineError
 from remora.deployments.http.core.auth import Access, Keys
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
-from tests.deployments.gateway.fakes import Replica, Replicas, gateway, ready
+from tests.deployments.gateway.fakes import Replica, Replicas, begin, gateway, ready, until
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 NAMED = {"x-request-id": "same"}
@@ -74,10 +74,11 @@ async def test_whoever_has_no_key_gets_no_further_than_the_gateway() -> None:
     assert replica.seen == []
 
 
-async def test_a_body_over_the_limit_is_refused_by_the_gateway() -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files"])
+async def test_a_body_over_the_limit_is_refused_by_the_gateway(path: str) -> None:
     replica = Replica("one")
     async with gateway(ready(replica)) as client:
-        refused = await client.post("/v1/completions", content=b"x" * (16 * 2**20 + 1))
+        refused = await client.post(path, content=b"x" * (16 * 2**20 + 1))
 
     assert refused.status_code == 413
     assert replica.seen == []
@@ -99,9 +100,7 @@ async def test_the_body_chooses_among_models() -> None:
 async def test_a_client_that_leaves_ends_its_request_on_the_replica() -> None:
     replica = Replica("one", make_slow())
     async with gateway(ready(replica)) as client:
-        asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
-        while not replica.server.client.running:
-            await asyncio.sleep(0.001)
+        asking = await begin(client, replica)
         asking.cancel()
         async with asyncio.timeout(5):
             await replica.server.client.gone.wait()
@@ -109,13 +108,16 @@ async def test_a_client_that_leaves_ends_its_request_on_the_replica() -> None:
     assert len(replica.server.client.closed) == 1
 
 
-async def test_a_request_whose_replica_dies_is_answered_by_another() -> None:
+@pytest.mark.parametrize("kills", [True, False], ids=["killed", "engine failed"])
+async def test_a_request_whose_replica_dies_is_answered_by_another(kills: bool) -> None:
     doomed, other = Replica("one", make_slow()), Replica("two")
     async with gateway(ready(doomed, other)) as client:
-        asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
-        while not doomed.server.client.running:
-            await asyncio.sleep(0.001)
-        doomed.kill()
+        asking = await begin(client, doomed)
+        if kills:
+            doomed.kill()
+        else:
+            doomed.server.client.health_error = EngineError("the loop is dead")
+            gate_of(doomed.server).set()
         answer = await asking
 
     assert answer.status_code == 200
@@ -126,10 +128,9 @@ async def test_a_request_whose_replica_dies_is_answered_by_another() -> None:
 async def test_a_request_is_given_to_no_third_replica() -> None:
     replicas = [Replica(str(number), make_slow()) for number in range(3)]
     async with gateway(ready(*replicas)) as client:
-        asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
+        asking = await begin(client, replicas[0])
         for replica in replicas[:2]:
-            while not replica.server.client.running:
-                await asyncio.sleep(0.001)
+            await until(lambda engine=replica.server.client: engine.running)  # type: ignore[misc]
             replica.kill()
         answer = await asking
         again = await client.post("/v1/completions", json={"prompt": "x"})
@@ -142,12 +143,8 @@ async def test_a_request_is_given_to_no_third_replica() -> None:
 
 async def test_a_stream_whose_replica_dies_ends_with_an_error_event() -> None:
     replica = Replica("one", make_slow())
-    lines: list[str] = []
     async with gateway(ready(replica)) as client:
-        body = {"prompt": "x", "stream": True}
-        asking = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not replica.server.client.running:
-            await asyncio.sleep(0.001)
+        asking = await begin(client, replica, stream=True)
         await asyncio.sleep(0.1)  # the first token is on its way
         replica.kill()
         lines = [line for line in (await asking).text.split("\n\n") if line]
@@ -158,21 +155,6 @@ async def test_a_stream_whose_replica_dies_ends_with_an_error_event() -> None:
     assert lines[-1] == "data: [DONE]"
 
 
-async def test_an_engine_that_fails_under_way_is_a_death_as_well() -> None:
-    failing = FakeServer(client=FakeEngine(gate=asyncio.Event()))
-    doomed, other = Replica("one", failing), Replica("two")
-    async with gateway(ready(doomed, other)) as client:
-        asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
-        while not failing.client.running:
-            await asyncio.sleep(0.001)
-        failing.client.health_error = EngineError("the loop is dead")
-        gate_of(failing).set()
-        answer = await asking
-
-    assert answer.status_code == 200
-    assert other.seen[0].avoid == {"one"}
-
-
 async def test_a_request_that_was_answered_is_not_blamed_for_earlier_deaths() -> None:
     statuses = []
     model, other = ready(), Replica("other")
@@ -180,9 +162,7 @@ async def test_a_request_that_was_answered_is_not_blamed_for_earlier_deaths() ->
         for name in ("one", "two"):
             failing = make_slow()
             model.all = [Replica(name, failing), other]
-            asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": "popular"}))
-            while not failing.client.running:
-                await asyncio.sleep(0.001)
+            asking = await begin(client, model.all[0])
             failing.client.health_error = EngineError("the loop is dead")
             gate_of(failing).set()
             statuses.append((await asking).status_code)

@@ -113,69 +113,61 @@ async def test_a_refusal_after_the_head_is_an_event(
     assert client.body.partition(b"\n\n")[2] == event
 
 
-async def test_a_failure_ends_a_stream_with_an_event() -> None:
-    client = Client()
-
-    await client.side.pass_head(STREAM)
-    await client.side.fail(Unavailable("It has died."))
-
-    assert b'"message":"It has died."' in client.body
-    assert client.messages[-1]["more_body"] is False
+LINES = orjson.dumps({"status": 200, "headers": [("content-type", "application/x-ndjson")]})
 
 
-async def test_an_error_is_not_written_into_an_event_that_broke_off() -> None:
-    client = Client()
+@pytest.mark.parametrize(
+    ("dialect", "head", "parts", "body"),
+    [
+        pytest.param(OPENAI, STREAM, [], b'data: {"error":', id="no event"),
+        pytest.param(
+            OPENAI,
+            STREAM,
+            [b'data: {"text":"so fa'],
+            b'data: {"text":"so fa\n\ndata: {"error":',
+            id="an event that broke off",
+        ),
+        pytest.param(
+            OPENAI,
+            STREAM,
+            [b"data: 1\n", b"\n"],
+            b'data: 1\n\ndata: {"error":',
+            id="an event that is cut between its ends",
+        ),
+        pytest.param(
+            OLLAMA,
+            LINES,
+            [b'{"response":"a"}\n', b'{"respo'],
+            b'{"response":"a"}\n{"respo\n{"error":"It has died."',
+            id="a line that broke off",
+        ),
+    ],
+)
+async def test_a_failure_ends_a_stream_with_an_event_of_its_own(
+    dialect: Dialect, head: bytes, parts: list[bytes], body: bytes
+) -> None:
+    client = Client(dialect)
 
-    await client.side.pass_head(STREAM)
-    await client.side.pass_body([b'data: {"text":"so fa'])
+    await client.side.pass_head(head)
+    for part in parts:
+        await client.side.pass_body([part])
     await client.side.report_phase(Phase.LOADING)
     await client.side.fail(Unavailable("It has died."))
 
-    broken, event, last, end = client.body.split(b"\n\n")
-    assert broken == b'data: {"text":"so fa'
-    assert event.startswith(b'data: {"error":')
-    assert (last, end) == (b"data: [DONE]", b"")
+    waiting = b": waiting for a replica (loading)\n\n"
+    assert client.body.replace(waiting, b"").startswith(body)
+    assert b"It has died." in client.body
+    assert client.body.endswith(b"\n" if dialect is OLLAMA else b"\n\ndata: [DONE]\n\n")
+    assert client.messages[-1]["more_body"] is False
 
 
-async def test_an_error_stands_on_a_line_of_its_own() -> None:
-    client = Client(OLLAMA)
-    head = {"status": 200, "headers": [("content-type", "application/x-ndjson")]}
-
-    await client.side.pass_head(orjson.dumps(head))
-    await client.side.pass_body([b'{"response":"a"}\n', b'{"respo'])
-    await client.side.fail(Unavailable("It has died."))
-
-    lines = client.body.splitlines()
-    assert lines[:2] == [b'{"response":"a"}', b'{"respo']
-    assert orjson.loads(lines[2])["error"] == "It has died."
-
-
-async def test_events_that_are_cut_between_their_ends_are_whole() -> None:
-    client = Client()
-
-    await client.side.pass_head(STREAM)
-    await client.side.pass_body([b"data: 1\n"])
-    await client.side.pass_body([b"\n"])
-    await client.side.fail(Unavailable("It has died."))
-
-    assert client.body.startswith(b'data: 1\n\ndata: {"error":')
-
-
-async def test_a_client_that_takes_nothing_is_given_up() -> None:
-    client = Client(stall_s=0.01)
-    await client.side.pass_head(STREAM)
-    client.is_stuck = True
-
-    with pytest.raises(TimeoutError):
-        await client.side.pass_body([b"data: 1\n\n"])
-
-
-async def test_a_client_that_does_not_take_the_end_is_given_up() -> None:
+@pytest.mark.parametrize("at_end", [False, True])
+async def test_a_client_that_takes_nothing_is_given_up(at_end: bool) -> None:
     client = Client(stall_s=0.01)
     await client.side.pass_head(STREAM)
     client.is_stuck = True
 
     async with asyncio.timeout(5):
         with pytest.raises(TimeoutError):
-            await client.side.end()
+            await (client.side.end() if at_end else client.side.pass_body([b"data: 1\n\n"]))
     assert client.messages[-1]["type"] == "http.response.start"

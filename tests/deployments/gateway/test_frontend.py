@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from remora.deployments.gateway.merge import WholeAnswer
-from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.model import GatewayModel
 from remora.deployments.gateway.relayed_request import GatewayUnreachable
-from remora.deployments.routing.key import RouteKey
-from tests.deployments.fakes import FakeEngine, FakeServer, make_server_config
-from tests.deployments.gateway.fakes import Replica, gateway, ready
+from tests.deployments.fakes import FakeEngine, FakeServer
+from tests.deployments.gateway.fakes import Replica, gateway, make_model, ready
 
 
 class Listening(Replica):
@@ -87,31 +84,15 @@ async def test_a_replica_that_fails_is_not_left_out(found: Any, statuses: list[i
                 raise found
             return found
 
-    tunnel: Any = None
-    handle: Any = Handle()
-    config = make_server_config()
-    model = GatewayModel("a", handle, config, tunnel, GatewayMetrics(), key_of=_key_of)
+    answers = await make_model(Handle()).ask_all({}, b"")
 
-    assert [answer.status for answer in await model.ask_all({}, b"")] == statuses
-
-
-async def _key_of(*_request: Any) -> RouteKey:
-    return RouteKey()
+    assert [answer.status for answer in answers] == statuses
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/api/tags", "/metrics", "/health_generate"])
 async def test_head_is_answered_as_get_is(path: str) -> None:
     async with gateway(ready(Replica("one"))) as client:
         assert (await client.head(path)).status_code == 200
-
-
-async def test_a_body_over_the_limit_is_no_upload_where_nothing_is_uploaded() -> None:
-    replica = Replica("one")
-    async with gateway(ready(replica)) as client:
-        refused = await client.post("/v1/files", content=b"x" * (16 * 2**20 + 1))
-
-    assert refused.status_code == 413
-    assert replica.seen == []
 
 
 def test_who_has_no_way_back_is_known_on_the_other_side() -> None:

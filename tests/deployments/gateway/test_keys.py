@@ -9,11 +9,9 @@ import pytest
 
 from remora.configs.errors import Unavailable
 from remora.deployments.gateway import model as module
-from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.model import GatewayModel
 from remora.deployments.gateway.wait_queue import Phase
-from remora.deployments.routing.key import RouteKey
-from tests.deployments.fakes import make_server_config
+from tests.deployments.gateway.fakes import make_model
 
 
 class Handle:
@@ -21,19 +19,12 @@ class Handle:
         return self
 
 
-async def key_of(*_request: Any) -> RouteKey:
-    return RouteKey()
-
-
-def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> GatewayModel:
+def model_of(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> GatewayModel:
     async def phase(_handle: object) -> Phase:
         return Phase.LOADING
 
     monkeypatch.setattr(module, "_phase_of", phase)
-    handle: Any = Handle()
-    tunnel: Any = None
-    config = make_server_config(routing=routing)
-    return GatewayModel("a", handle, config, tunnel, GatewayMetrics(), key_of=key_of)
+    return make_model(Handle(), **routing)
 
 
 async def refusal(model: GatewayModel) -> str | None:
@@ -65,7 +56,7 @@ async def refusal(model: GatewayModel) -> str | None:
 async def test_a_request_is_held_as_configured(
     monkeypatch: pytest.MonkeyPatch, routing: dict[str, Any], limit: str | None
 ) -> None:
-    assert await refusal(make_model(monkeypatch, **routing)) == limit
+    assert await refusal(model_of(monkeypatch, **routing)) == limit
 
 
 @pytest.mark.observes("routing.max_crashes")
@@ -80,5 +71,5 @@ async def test_a_request_is_barred_after_as_many_crashes_as_configured(
                 return number
         return 0
 
-    assert barred_after(make_model(monkeypatch)) == 2
-    assert barred_after(make_model(monkeypatch, max_crashes=5)) == 5
+    assert barred_after(model_of(monkeypatch)) == 2
+    assert barred_after(model_of(monkeypatch, max_crashes=5)) == 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +18,10 @@ from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer
-from tests.deployments.gateway.fakes import NODE, Replica, Replicas, gateway, ready
+from tests.deployments.gateway.fakes import NODE, Replica, Replicas, gateway, ready, until
 from tests.moments import cancelled, end, nothing_left, steps
 
 PATH, BODY = "/v1/completions", {"prompt": "x", "stream": True}
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def begin_to_hold(app: ASGIApp) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.deployments.fakes import FakeEngine, FakeServer
-from tests.deployments.gateway.fakes import Replica, Replicas, gateway, ready
+from tests.deployments.gateway.fakes import Replica, Replicas, begin, gateway, ready
 
 
 @pytest.fixture(autouse=True)
@@ -18,11 +18,9 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     server = FakeServer(client=FakeEngine(text="Paris.", gate=asyncio.Event()))
     stopping: list[bool] = []
-    async with gateway(ready(Replica("one", server)), is_stopping=lambda: bool(stopping)) as client:
-        body = {"prompt": "x", "stream": True}
-        asking = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not server.client.running:
-            await asyncio.sleep(0.001)
+    replica = Replica("one", server)
+    async with gateway(ready(replica), is_stopping=lambda: bool(stopping)) as client:
+        asking = await begin(client, replica, stream=True)
         await asyncio.sleep(0.1)  # the first token is on its way
         stopping.append(True)
         answer = await asking

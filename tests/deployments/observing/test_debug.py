@@ -30,6 +30,7 @@ from remora.deployments.observing.telemetry import Telemetry
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
+from tests.deployments.pooling_replica import running
 
 BODY = {"prompt": "Paris is", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
@@ -40,14 +41,9 @@ async def replica(
 ) -> AsyncGenerator[tuple[LLMServer, httpx.AsyncClient], None]:
     monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
     monkeypatch.setattr(llm_server, "listens_locally", lambda: True)
-    server = LLMServer.__new__(LLMServer)
-    model = {"path": str(path), "served_name": "tiny", "dtype": "float32"}
-    engine = {"kv_tokens": 2048, "num_threads": 1}
-    await server.__init__({"model": model, "engine": engine, **sections})  # type: ignore[misc]
-    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    defaults: dict[str, Any] = {"model": {"dtype": "float32"}, "engine": {"kv_tokens": 2048}}
+    async with running(path, **(defaults | sections)) as (client, server):
         yield server, client
-    server.__del__()
     await asyncio.sleep(0.05)
 
 
@@ -200,7 +196,7 @@ async def test_ids_of_a_file_are_run_at_the_start_and_dumped(
     given.write_text("[5, 9, 17, 3, 44]")
     debug = {"tensor_dump_dir": str(dumps), "tensor_dump_input": str(given)}
     debug["crash_dump_dir"] = str(tmp_path / "crashes")
-    engine = {"kv_tokens": 2048, "num_threads": 1, "device": "cpu", "cpu_kernels": "torch"}
+    engine = {"kv_tokens": 2048, "device": "cpu", "cpu_kernels": "torch"}
     async with replica(tiny_checkpoints("llama"), monkeypatch, debug=debug, engine=engine):
         passes = [load_file(path)["token_ids"].tolist() for path in sorted(dumps.iterdir())]
 

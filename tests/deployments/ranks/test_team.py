@@ -256,7 +256,7 @@ async def test_what_ranks_say_of_themselves_is_shown_by_rank(
     team.machine(MACHINE, MODEL)
     watching = asyncio.create_task(team.watch(lambda _error: None, 5.0))
     engine = ReplicaEngine(CONFIG)
-    engine._team = team
+    engine.others = team
     async with asyncio.timeout(10):
         while not engine.stats():
             await asyncio.sleep(0.01)
@@ -339,7 +339,7 @@ async def test_a_replica_gives_its_ranks_as_long_as_is_written(
     actors[0].pinged.set_result(None)
     parallel = CONFIG.parallel.model_copy(update={"rank_timeout_s": 0.07})
     engine = ReplicaEngine(CONFIG.model_copy(update={"parallel": parallel}))
-    engine._team = team
+    engine.others = team
     team.machine(MACHINE, MODEL)
     client = WatchedClient()
 
@@ -404,7 +404,7 @@ async def test_a_failed_replica_ends_itself_once_its_streams_are_told(
 ) -> None:
     events: list[str] = []
     engine = ReplicaEngine(CONFIG)
-    engine._team = team
+    engine.others = team
     monkeypatch.setattr(replica_module, "FLUSH_S", 0.0)
     monkeypatch.setattr("ray.kill", lambda actor: events.append("rank killed"))
     monkeypatch.setattr("logging.shutdown", lambda: None)

@@ -10,10 +10,10 @@ import pytest
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.generation.endpoint import run
-from remora.deployments.llm_server import LLMServer
 from remora.deployments.routing.key import RouteKey, pages_of
 from remora.deployments.routing.prompt_keys import PromptKeys
 from tests.conftest import TinyCheckpoints
+from tests.deployments.pooling_replica import running
 
 CHAT = "/v1/chat/completions"
 WORDS = "What is the capital of France, and who lives there? " * 4
@@ -49,11 +49,12 @@ def make_args(path: Any, **routing: Any) -> dict[str, Any]:
 async def test_pages_of_a_request_are_those_that_the_replica_then_reports(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
-    args = make_args(tiny_checkpoints("llama"))
-    server = LLMServer.__new__(LLMServer)
-    await server.__init__(args)  # type: ignore[misc]
-    keys = PromptKeys(ServeConfig.model_validate(args))
-    try:
+    model = tiny_checkpoints("llama")
+    args = make_args(model)
+    # Whatever the number of replicas.
+    several = args | {"parallel": {"num_replicas": 3}}
+    keys = PromptKeys(ServeConfig.model_validate(several))
+    async with running(model, **args) as (_, server):
         for path, body in BODIES.items():
             await server.client.flush_cache()
             key = await keys.of(path, {}, body)
@@ -65,28 +66,20 @@ async def test_pages_of_a_request_are_those_that_the_replica_then_reports(
             pages = pages_of(key.page_hashes)
             assert len(pages) > 2, path
             assert reported[: len(pages)] == pages, path
-    finally:
-        server.client.close()
 
 
-async def test_a_body_with_a_fault_goes_by_load(tiny_checkpoints: TinyCheckpoints) -> None:
-    keys = PromptKeys(make_config(tiny_checkpoints("llama")))
-
-    faulty: list[Any] = [{"messages": "?"}, {"messages": MESSAGES, "model": "x"}, [], None, "text"]
-    for body in faulty:
-        assert await keys.of(CHAT, {"content-length": "400"}, body) == RouteKey(num_tokens=100)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [("/api/generate", {"model": "tiny"}), ("/api/chat", {"model": "tiny", "messages": []})],
-)
-async def test_a_call_that_only_loads_a_model_goes_by_load(
-    path: str, body: dict[str, Any], tiny_checkpoints: TinyCheckpoints
+async def test_bodies_with_a_fault_or_without_a_prompt_are_routed_by_load(
+    tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     keys = PromptKeys(make_config(tiny_checkpoints("llama")))
 
-    assert await keys.of(path, {"content-length": "40"}, body) == RouteKey(num_tokens=10)
+    faulty: list[Any] = [{"messages": "?"}, {"messages": MESSAGES, "model": "x"}, [], None, "text"]
+    loading = [
+        ("/api/generate", {"model": "tiny"}),
+        ("/api/chat", {"model": "tiny", "messages": []}),
+    ]
+    for path, body in [*((CHAT, body) for body in faulty), *loading]:
+        assert await keys.of(path, {"content-length": "400"}, body) == RouteKey(num_tokens=100)
 
 
 async def test_a_model_that_is_not_here_is_no_reason_to_refuse() -> None:
@@ -112,6 +105,10 @@ async def test_a_session_is_named_by_header_or_body(
     keys = PromptKeys(make_config(policy="session", session_header="X-Chat"))
 
     assert (await keys.of(CHAT, headers, body)).session == session
+
+
+def make_adapter_args(adapters: list[dict[str, str]]) -> dict[str, Any]:
+    return make_args("nowhere", policy="lora") | {"lora": {"adapters": adapters}}
 
 
 TWO_ADAPTERS = [{"name": name, "path": name} for name in ("x", "y")]
@@ -151,27 +148,14 @@ async def test_an_adapter_is_named_by_the_body(path: str, body: Any, adapter: st
     assert key == RouteKey(num_tokens=10, adapter=adapter)
 
 
-async def test_names_do_not_matter_where_the_only_adapter_is_merged() -> None:
-    keys = PromptKeys(ServeConfig.model_validate(make_adapter_args(TWO_ADAPTERS[:1])))
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(make_adapter_args(TWO_ADAPTERS[:1]), id="the only adapter is merged"),
+        pytest.param(make_args("nowhere", policy="shortest_queue"), id="another policy"),
+    ],
+)
+async def test_a_key_names_no_adapter_where_none_is_routed_by(args: dict[str, Any]) -> None:
+    keys = PromptKeys(ServeConfig.model_validate(args))
 
     assert (await keys.of(CHAT, {}, {"model": "x"})).adapter is None
-
-
-async def test_adapters_are_read_only_where_somebody_routes_by_them() -> None:
-    keys = PromptKeys(make_config(policy="shortest_queue"))
-
-    assert (await keys.of(CHAT, {}, {"model": "x"})).adapter is None
-
-
-def make_adapter_args(adapters: list[dict[str, str]]) -> dict[str, Any]:
-    return make_args("nowhere", policy="lora") | {"lora": {"adapters": adapters}}
-
-
-async def test_prompts_are_read_however_many_replicas_there_are(
-    tiny_checkpoints: TinyCheckpoints,
-) -> None:
-    args = make_args(tiny_checkpoints("llama")) | {"parallel": {"num_replicas": 3}}
-
-    key = await PromptKeys(ServeConfig.model_validate(args)).of(CHAT, {}, BODIES[CHAT])
-
-    assert key.page_hashes
