@@ -110,14 +110,8 @@ def manager_of(
     """
     if not config.lora.dynamic:
         return []
-    name = MANAGER + deployment.removeprefix(DEPLOYMENT)
-    return [serve.deployment(LoRAManager).options(**manager_options(name)).bind(model_args)]
-
-
-def manager_options(name: str) -> Mapping[str, Any]:
-    """Return Serve's options for an adapter manager."""
-    return {
-        "name": name,
+    options = {
+        "name": MANAGER + deployment.removeprefix(DEPLOYMENT),
         "num_replicas": 1,
         "ray_actor_options": {"num_cpus": 0},  # mostly idle
         "max_ongoing_requests": MANAGER_REQUESTS,
@@ -127,6 +121,7 @@ def manager_options(name: str) -> Mapping[str, Any]:
         "graceful_shutdown_timeout_s": SHUTDOWN_S,
         "max_constructor_retry_count": 2,
     }
+    return [serve.deployment(LoRAManager).options(**options).bind(model_args)]
 
 
 def deployment_options(

@@ -10,6 +10,8 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 from remora.configs.errors import ConfigError, RequestError
 from remora.configs.sections.warmup import WarmupSection
@@ -96,47 +98,34 @@ async def _run(server: ServerState, request: Request) -> float:
 
 
 def _plain(server: ServerState, given: Prompt, sampling: SamplingParams) -> Request:
-    ids = list(given) if not isinstance(given, str) else _ids(server, given)
+    if isinstance(given, str):
+        ids = server.tokenizer.encode(given, add_special_tokens=True)
+    else:
+        ids = list(given)
     check_vocabulary(ids, server.tokenizer.vocab_size, "warmup.inputs")
     room = server.plan.max_sequence_tokens - OUTPUT_TOKENS
     return Request(request_id=_name(), prompt_ids=ids[-room:] or [0], sampling=sampling)
-
-
-def _ids(server: ServerState, text: str) -> list[int]:
-    return server.tokenizer.encode(text, add_special_tokens=True)
 
 
 def _name() -> str:
     return f"warm-up-{uuid.uuid4().hex}"
 
 
-def _greedy() -> SamplingParams:
-    return SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+_GREEDY = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+_LOGPROBS = replace(_GREEDY, logprobs=5, prompt_logprobs=5)
+_SAMPLED = replace(
+    _GREEDY,
+    temperature=0.8,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    seed=0,
+)
 
 
-async def _generate(server: ServerState, given: Prompt) -> Request:
-    return _plain(server, given, _greedy())
-
-
-async def _sample(server: ServerState, given: Prompt) -> Request:
-    sampling = SamplingParams(
-        max_tokens=OUTPUT_TOKENS,
-        temperature=0.8,
-        top_k=50,
-        top_p=0.9,
-        min_p=0.05,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        seed=0,
-        ignore_eos=True,
-    )
-    return _plain(server, given, sampling)
-
-
-async def _logprobs(server: ServerState, given: Prompt) -> Request:
-    sampling = SamplingParams(
-        max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=5
-    )
+async def _generate(server: ServerState, given: Prompt, *, sampling: SamplingParams) -> Request:
     return _plain(server, given, sampling)
 
 
@@ -144,13 +133,7 @@ async def _grammar(server: ServerState, given: Prompt) -> Request:
     constraint = Constraint(kind=ConstraintKind.REGEX, source="[a-z ]{1,40}")
     grammar = await server.grammars.compile(constraint, param="warmup.routines")
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
-    request = _plain(server, given, sampling)
-    return Request(
-        request_id=request.request_id,
-        prompt_ids=request.prompt_ids,
-        sampling=sampling,
-        grammar=grammar,
-    )
+    return replace(_plain(server, given, sampling), grammar=grammar)
 
 
 async def _chat(server: ServerState, given: Prompt) -> Request:
@@ -163,9 +146,9 @@ async def _chat(server: ServerState, given: Prompt) -> Request:
 
 
 ROUTINES: Mapping[str, Callable[[ServerState, Prompt], Awaitable[Request]]] = {
-    "generate": _generate,
-    "sample": _sample,
-    "logprobs": _logprobs,
+    "generate": partial(_generate, sampling=_GREEDY),
+    "sample": partial(_generate, sampling=_SAMPLED),
+    "logprobs": partial(_generate, sampling=_LOGPROBS),
     "grammar": _grammar,
     "chat": _chat,
 }

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from remora.configs.sections.metrics import MetricsSection
 from remora.deployments.observing.json_lines import as_json, non_default
 from remora.deployments.observing.request_trace import RequestTrace
 from remora.engine.types import Request
 
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
 log = logging.getLogger(__name__)
 
 CLIPPED_CHARS = 256
 _DETAILS = ("metadata", "sampling", "clipped", "full")
-
-
-class Decoder(Protocol):
-    """Decodes token ids to text."""
-
-    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
-        """Return the text."""
-        ...
 
 
 class RequestLog:
@@ -34,7 +29,7 @@ class RequestLog:
     keys:  returns the current configuration
     """
 
-    def __init__(self, keys: Callable[[], MetricsSection], tokenizer: Decoder) -> None:
+    def __init__(self, keys: Callable[[], MetricsSection], tokenizer: Tokenizer) -> None:
         self._keys = keys
         self._tokenizer = tokenizer
 

@@ -48,7 +48,7 @@ ParserFactory = Callable[[], ReplyParser | None]
 NoteCallFault = Callable[[str, CallFault], object]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReplyFormats:
     """The formats of one served model.
 
@@ -69,13 +69,7 @@ class ReplyFormats:
 
         Raises ConfigError, which lists the names.
         """
-        chosen = choose_formats(tokenizer, tool_parser, reasoning_parser)
-        return cls(
-            tokenizer=tokenizer,
-            tool_format=chosen.tools,
-            reasoning_format=chosen.reasoning,
-            checkpoint_format=chosen.checkpoint,
-        )
+        return cls(tokenizer, *choose_formats(tokenizer, tool_parser, reasoning_parser))
 
     @property
     def tool_format_name(self) -> str | None:

@@ -39,7 +39,7 @@ class RankLoader:
 
     async def prepare(self, lora_id: int, source: str) -> AdapterFacts:
         """Load at all ranks. If any fails, raise its error and keep nothing."""
-        own = asyncio.to_thread(prepare, self._pool, self._sources, lora_id, source)
+        own = asyncio.to_thread(self._prepare, lora_id, source)
         others = [] if self._others is None else self._others.prepare_adapter(lora_id, source)
         # Wait for all: a load that ended after the discard would never be freed.
         found = await asyncio.gather(own, *others, return_exceptions=True)
@@ -61,12 +61,10 @@ class RankLoader:
         """Keep an adapter in its slot, or allow its eviction."""
         self._engine.pin_adapter(lora_id, pinned=pinned)
 
+    def _prepare(self, lora_id: int, source: str) -> AdapterFacts:
+        return self._pool.prepare(lora_id, self._sources.fetch(source))
+
     async def _discard(self, lora_id: int) -> None:
         self._pool.discard(lora_id)
         if self._others is not None:
             await self._others.discard_adapter(lora_id)
-
-
-def prepare(pool: AdapterPool, sources: Sources, lora_id: int, source: str) -> AdapterFacts:
-    """Fetch an adapter and load it at one rank; in any thread."""
-    return pool.prepare(lora_id, sources.fetch(source))

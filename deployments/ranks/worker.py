@@ -88,10 +88,9 @@ class EngineWorker:
 
     async def prepare_adapter(self, lora_id: int, source: str) -> AdapterFacts:
         """Fetch an adapter on this node and keep this rank's shard. Raises the rank's error."""
-        from remora.deployments.ranks.adapters import prepare
-
         assert self._pool is not None
-        return await asyncio.to_thread(prepare, self._pool, self._sources, lora_id, source)
+        folder = await asyncio.to_thread(self._sources.fetch, source)
+        return await asyncio.to_thread(self._pool.prepare, lora_id, folder)
 
     async def discard_adapter(self, lora_id: int) -> None:
         """Free an adapter's shard."""

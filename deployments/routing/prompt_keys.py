@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
@@ -32,11 +33,10 @@ from remora.engine.grammar.service import GrammarStats
 from remora.engine.kv.hashes import page_hashes
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
-from remora.engine.protocols import EngineClient
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import EngineStats, Grammar, Matcher, Request
+from remora.engine.types import Grammar, Matcher, Request
 from remora.engine.weights.resolve_model import resolve_model
 
 log = logging.getLogger(__name__)
@@ -153,18 +153,11 @@ class _NoGrammars:
         raise NotImplementedError
 
 
-class _NoEngine:
-    """An engine that is never used."""
-
-    def stats(self) -> EngineStats:
-        raise NotImplementedError
-
-
 class _Rehearsal:
     """The parts of a replica that prepare requests, without the engine."""
 
     def __init__(self, config: ServeConfig, tokenizer: Tokenizer, plan: EnginePlan) -> None:
-        self.client = cast("EngineClient", _NoEngine())
+        self.client: Any = SimpleNamespace(stats=None)  # never used
         self.config = config
         self.tokenizer = tokenizer
         self.plan = plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,35 +32,33 @@ class Change:
     num_kept: int
 
 
+def _changed(config: Mapping[str, Any], change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    change(changed["applications"][0])
+    return changed
+
+
 def with_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return a changed config that requires a restart of every replica."""
-    changed: dict[str, Any] = copy.deepcopy(dict(config))
-    changed["applications"][0]["args"]["engine"]["random_seed"] = seed
-    return changed
-
-
-def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
-    """Return a config with another number of replicas."""
-    changed: dict[str, Any] = copy.deepcopy(dict(config))
-    deployment = {"name": "LLMServer", "num_replicas": num_replicas}
-    changed["applications"][0]["deployments"] = [deployment]
-    return changed
+    return _changed(config, lambda app: app["args"]["engine"].update(random_seed=seed))
 
 
 def with_resumption(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with a gateway that resumes streams on other replicas."""
-    changed: dict[str, Any] = copy.deepcopy(dict(config))
     routing = {"gateway": "on", "resume_on_failure": True}
-    changed["applications"][0]["args"]["routing"] = routing
-    return changed
+    return _changed(config, lambda app: app["args"].update(routing=routing))
+
+
+def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
+    """Return a config with another number of replicas."""
+    deployment = {"name": "LLMServer", "num_replicas": num_replicas}
+    return _changed(config, lambda app: app.update(deployments=[deployment]))
 
 
 def with_user_config(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """Return a config with a new `user_config`."""
-    changed: dict[str, Any] = copy.deepcopy(dict(config))
     deployment = {"name": "LLMServer", "user_config": sections or None}
-    changed["applications"][0]["deployments"] = [deployment]
-    return changed
+    return _changed(config, lambda app: app.update(deployments=[deployment]))
 
 
 async def change_under_load(

@@ -193,15 +193,6 @@ def test_the_access_log_follows_its_own_level(caplog: pytest.LogCaptureFixture) 
         limit_access_log(None)
 
 
-@pytest.fixture
-def logger_of_ours() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("remora")
-    before = logger.level, logger.handlers[:], logger.propagate
-    yield logger
-    logger.handlers, logger.propagate = before[1], before[2]
-    logger.setLevel(before[0])
-
-
 YAML = """
 handlers:
   file: {{class: logging.FileHandler, filename: {path}, formatter: short}}
@@ -234,9 +225,7 @@ format=%(levelname)s>%(message)s
 
 @pytest.mark.observes("metrics.log_config")
 @pytest.mark.parametrize(("name", "text"), [("log.yaml", YAML), ("log.ini", INI)])
-def test_handlers_and_levels_follow_a_file(
-    tmp_path: Path, logger_of_ours: logging.Logger, name: str, text: str
-) -> None:
+def test_handlers_and_levels_follow_a_file(tmp_path: Path, name: str, text: str) -> None:
     config, written = tmp_path / name, tmp_path / "lines"
     config.write_text(text.format(path=str(written)))
     root = logging.getLogger()
@@ -247,7 +236,7 @@ def test_handlers_and_levels_follow_a_file(
     logging.getLogger("remora.some.room").info("unseen")
     logging.getLogger("remora.some.room").warning("seen")
 
-    for handler in logger_of_ours.handlers:
+    for handler in logging.getLogger("remora").handlers:
         handler.close()
     assert written.read_text() == "WARNING>seen\n"
 

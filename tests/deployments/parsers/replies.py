@@ -14,7 +14,17 @@ from remora.deployments.parsers.events import (
     Text,
 )
 
+# Marks of DeepSeek's calls: begin, separator, end; begin and end of all.
+B, P, E = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+BS, ES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+# And of Kimi's: begin, arguments, end.
+KB, KA, KE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
 Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def make_id(number: int, name: str) -> str:
+    return f"id{number}"
 
 
 def events_of(parser: ReplyParser, texts: Iterable[str]) -> list[ReplyEvent]:

@@ -25,7 +25,8 @@ from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import ToolUse
 from tests.deployments.parsers import test_harmony, test_replies, test_response_template
-from tests.deployments.parsers.tool_calls.test_chunking import FORCED, FORMATS, make_id, make_parser
+from tests.deployments.parsers.replies import make_id
+from tests.deployments.parsers.tool_calls.test_chunking import FORCED, FORMATS, make_parser
 from tests.thinned import thinned
 
 SIZES = (20_000, 400_000)

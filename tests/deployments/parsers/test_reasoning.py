@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from remora.deployments.parsers.reasoning import (
     SplitText,
     reasoning_format,
 )
+from tests.deployments.parsers.replies import cut
 
 QWEN3 = ReasoningFormat(name="qwen3")
 R1 = ReasoningFormat(name="r1", assumed=True)
@@ -35,10 +35,10 @@ def split(splitter: ReasoningSplitter, *texts: str) -> list[SplitText]:
     return pieces + splitter.finish()
 
 
-def shown(pieces: list[SplitText]) -> tuple[str, str]:
-    """Return reasoning and answer."""
-    reasoning = "".join(piece.text for piece in pieces if piece.is_reasoning)
-    return reasoning, "".join(piece.text for piece in pieces if not piece.is_reasoning)
+def shown(pieces: list[SplitText], field: str = "text") -> tuple[str, str]:
+    """Return reasoning and answer; `field` of the pieces is text or raw."""
+    reasoning = "".join(getattr(piece, field) for piece in pieces if piece.is_reasoning)
+    return reasoning, "".join(getattr(piece, field) for piece in pieces if not piece.is_reasoning)
 
 
 @pytest.mark.parametrize(
@@ -111,22 +111,13 @@ def test_any_cut_gives_the_same(
     cuts: list[int],
     interrupts: tuple[str, ...],
 ) -> None:
-    places = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
-    cut = [text[first:last] for first, last in pairwise(places)]
-
     whole = split(make_splitter(start, form, *interrupts), text)
-    parts = split(make_splitter(start, form, *interrupts), *cut)
+    parts = split(make_splitter(start, form, *interrupts), *cut(text, cuts))
     chars = split(make_splitter(start, form, *interrupts), *text)
 
     assert shown(parts) == shown(whole) == shown(chars)
-    assert raw_of(parts) == raw_of(whole) == raw_of(chars)
+    assert shown(parts, "raw") == shown(whole, "raw") == shown(chars, "raw")
     assert "".join(piece.raw for piece in chars) == text
-
-
-def raw_of(pieces: list[SplitText]) -> tuple[str, str]:
-    """Return the raw text of reasoning and answer."""
-    reasoning = "".join(piece.raw for piece in pieces if piece.is_reasoning)
-    return reasoning, "".join(piece.raw for piece in pieces if not piece.is_reasoning)
 
 
 @pytest.mark.parametrize(

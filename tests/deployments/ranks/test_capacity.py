@@ -8,13 +8,9 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.capacity import Node, shortage
 from remora.deployments.ranks.cluster import check_room
-
-
-def make_config(device: str = "cpu", **parallel: Any) -> ServeConfig:
-    return parse_args({"model": {"path": "m"}, "engine": {"device": device}, "parallel": parallel})
+from tests.deployments.ranks.test_placement import make_config
 
 
 def make_node(cpus: float, gpus: float = 0, **labels: str) -> Node:
@@ -22,36 +18,31 @@ def make_node(cpus: float, gpus: float = 0, **labels: str) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "cpus"),
+    ("parallel", "cpus", "fits"),
     [
-        ({}, [1]),
-        ({"tp_size": 3, "cpus_per_rank": 0.5}, [2]),
-        ({"tp_size": 3, "cpus_per_rank": 0.1}, [0.3]),
-        ({"tp_size": 4}, [2, 2]),
-        ({"tp_size": 2, "placement": "STRICT_PACK"}, [1, 2]),
-        ({"tp_size": 4, "num_nodes": 2}, [2, 1, 2]),
-        ({"tp_size": 2, "num_nodes": 2, "num_replicas": 2}, [2, 2]),
-        ({"tp_size": 2, "num_replicas": 2}, [3, 1]),
+        ({}, [1], True),
+        ({"tp_size": 3, "cpus_per_rank": 0.5}, [2], True),
+        ({"tp_size": 3, "cpus_per_rank": 0.1}, [0.3], True),
+        ({"tp_size": 4}, [2, 2], True),
+        ({"tp_size": 2, "placement": "STRICT_PACK"}, [1, 2], True),
+        ({"tp_size": 4, "num_nodes": 2}, [2, 1, 2], True),
+        ({"tp_size": 2, "num_nodes": 2, "num_replicas": 2}, [2, 2], True),
+        ({"tp_size": 2, "num_replicas": 2}, [3, 1], True),
+        ({"tp_size": 3}, [2], False),
+        ({"tp_size": 2, "placement": "STRICT_PACK"}, [1, 1], False),
+        ({"tp_size": 4, "num_nodes": 2}, [8], False),
+        ({"tp_size": 4, "num_nodes": 2}, [3, 1], False),
+        ({"tp_size": 2, "num_replicas": 3}, [4], False),
+        ({"tp_size": 2, "num_nodes": 2, "num_replicas": 2}, [8, 1], False),
+        ({"memory_per_rank": "9GB"}, [2], False),
     ],
 )
-def test_what_fits_is_not_refused(parallel: dict[str, Any], cpus: list[float]) -> None:
-    assert shortage(make_config(**parallel), [make_node(each) for each in cpus]) is None
+def test_only_what_never_fits_is_refused(
+    parallel: dict[str, Any], cpus: list[float], fits: bool
+) -> None:
+    nodes = [make_node(each) for each in cpus]
 
-
-@pytest.mark.parametrize(
-    ("parallel", "cpus"),
-    [
-        ({"tp_size": 3}, [2]),
-        ({"tp_size": 2, "placement": "STRICT_PACK"}, [1, 1]),
-        ({"tp_size": 4, "num_nodes": 2}, [8]),
-        ({"tp_size": 4, "num_nodes": 2}, [3, 1]),
-        ({"tp_size": 2, "num_replicas": 3}, [4]),
-        ({"tp_size": 2, "num_nodes": 2, "num_replicas": 2}, [8, 1]),
-        ({"memory_per_rank": "9GB"}, [2]),
-    ],
-)
-def test_what_never_fits_is_refused(parallel: dict[str, Any], cpus: list[float]) -> None:
-    assert shortage(make_config(**parallel), [make_node(each) for each in cpus]) is not None
+    assert (shortage(make_config(**parallel), nodes) is None) is fits
 
 
 def test_the_refusal_has_numbers_and_advice() -> None:

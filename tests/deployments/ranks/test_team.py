@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from remora.configs.errors import ConfigError, EngineError
-from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
@@ -31,31 +30,11 @@ from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.connect import listen
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.rendezvous import join
+from tests.engine.configured import MACHINE, MODEL
 from tests.engine.fakes import make_plan
 from tests.moments import cancelled, nothing_left
 
 CONFIG = parse_args({"model": {"path": "m"}, "parallel": {"tp_size": 3, "rank_timeout_s": 0.1}})
-MACHINE = MachineFacts(
-    num_cores=8,
-    total_bytes=800,
-    available_bytes=600,
-    cpu_name="c",
-    cpu_features=(),
-    devices=("cpu",),
-)
-MODEL = ModelFacts(
-    architecture="A",
-    num_layers=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=1,
-    vocab_size=1,
-    max_position=1,
-    dtype="float32",
-    num_parameters=1,
-)
 NO_PROCESS = 2**22 + 1  # more than Linux numbers
 FACTS = RankFacts(pid=NO_PROCESS, node_id="here", host="gpu-7", machine=MACHINE, model=MODEL)
 PLAN = make_plan(tp_size=3, step_timeout_s=5.0)
@@ -137,69 +116,66 @@ def test_plans_are_made_for_the_poorest_machine(team: RayTeam, actors: list[Fake
     assert found == replace(MACHINE, num_cores=2, available_bytes=100)
 
 
-def test_a_node_with_another_adapter_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
-    actors[1].facts_or_error = replace(FACTS, adapters=("other",))
-
-    with pytest.raises(ConfigError, match="finds another adapter"):
-        team.machine(MACHINE, MODEL)
-
-
-def test_a_node_without_the_model_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
-    actors[0].facts_or_error = make_task_error(ConfigError("on node gpu-9: no such folder"))
-
-    with pytest.raises(ConfigError, match=r"^rank 1: on node gpu-9: no such folder$"):
-        team.machine(MACHINE, MODEL)
-
-
-def test_a_node_with_another_model_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
-    actors[1].facts_or_error = replace(FACTS, host="gpu-8", model=replace(MODEL, hidden_size=2))
-
-    with pytest.raises(ConfigError, match=r"rank 2 on node gpu-8 finds another model"):
-        team.machine(MACHINE, MODEL)
-
-
-def test_a_node_with_other_weights_of_the_same_shapes_is_named(
-    team: RayTeam, actors: list[FakeActor]
+@pytest.mark.parametrize(
+    ("rank", "found", "message"),
+    [
+        (2, replace(FACTS, adapters=("other",)), "finds another adapter"),
+        (
+            1,
+            make_task_error(ConfigError("on node gpu-9: no such folder")),
+            r"^rank 1: on node gpu-9: no such folder$",
+        ),
+        (
+            2,
+            replace(FACTS, host="gpu-8", model=replace(MODEL, hidden_size=2)),
+            r"rank 2 on node gpu-8 finds another model",
+        ),
+        (
+            1,
+            replace(FACTS, model=replace(MODEL, fingerprint="other")),
+            r"rank 1 on node gpu-7 finds another model",
+        ),
+    ],
+    ids=["another adapter", "no model", "another model", "other weights"],
+)
+def test_a_node_without_the_same_files_is_named(
+    rank: int,
+    found: RankFacts | Exception,
+    message: str,
+    team: RayTeam,
+    actors: list[FakeActor],
 ) -> None:
-    actors[0].facts_or_error = replace(FACTS, model=replace(MODEL, fingerprint="other"))
+    actors[rank - 1].facts_or_error = found
 
-    with pytest.raises(ConfigError, match=r"rank 1 on node gpu-7 finds another model"):
+    with pytest.raises(ConfigError, match=message):
         team.machine(MACHINE, MODEL)
 
 
-def test_what_fails_in_loading_ends_the_wait_and_leaves_no_socket(
-    team: RayTeam, actors: list[FakeActor]
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (make_task_error(MemoryError("no room for 7 GiB")), EngineError, ": no room for 7 GiB$"),
+        (make_task_error(ConfigError("load_format is odd")), ConfigError, ": load_format is odd$"),
+        (ActorDiedError(), EngineError, " has failed: .*died"),
+    ],
+)
+def test_a_failure_while_loading_ends_the_wait_and_leaves_no_socket(
+    error: Exception,
+    kind: type[Exception],
+    message: str,
+    team: RayTeam,
+    actors: list[FakeActor],
 ) -> None:
     team.machine(MACHINE, MODEL)
     team.load(PLAN)
     folder = Path(actors[0].meetings[0].steps.path).parent
     assert folder.exists()
 
-    actors[1].loaded.set_exception(make_task_error(MemoryError("no room for 7 GiB")))
+    actors[1].loaded.set_exception(error)
 
-    with pytest.raises(EngineError, match=r"^rank 2 on node gpu-8: no room for 7 GiB$"):
+    with pytest.raises(kind, match=f"^rank 2 on node gpu-8{message}"):
         team.gather(Layout(tp_size=3), "cpu")
     assert not folder.exists()
-
-
-def test_what_is_wrong_with_the_configuration_stays_that(
-    team: RayTeam, actors: list[FakeActor]
-) -> None:
-    team.machine(MACHINE, MODEL)
-    team.load(PLAN)
-    actors[0].loaded.set_exception(make_task_error(ConfigError("load_format is odd")))
-
-    with pytest.raises(ConfigError, match=r"^rank 1 on node gpu-7: load_format is odd$"):
-        team.gather(Layout(tp_size=3), "cpu")
-
-
-def test_a_rank_that_dies_while_it_loads_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
-    team.machine(MACHINE, MODEL)
-    team.load(PLAN)
-    actors[0].loaded.set_exception(ActorDiedError())
-
-    with pytest.raises(EngineError, match=r"^rank 1 on node gpu-7 has failed: .*died"):
-        team.gather(Layout(tp_size=3), "cpu")
 
 
 def test_ranks_on_other_nodes_are_met_by_tcp(team: RayTeam, actors: list[FakeActor]) -> None:
@@ -237,12 +213,18 @@ async def heard(team: RayTeam, until: Callable[[list[str]], bool]) -> list[str]:
     return failures
 
 
-async def test_a_rank_without_a_sign_of_life_is_named(
-    team: RayTeam, actors: list[FakeActor]
+@pytest.mark.parametrize(
+    ("died", "message"), [(False, "has not answered for 0.1 s."), (True, "has failed")]
+)
+async def test_a_dead_or_silent_rank_is_named(
+    died: bool, message: str, team: RayTeam, actors: list[FakeActor]
 ) -> None:
     actors[0].pinged.set_result(None)
+    if died:
+        actors[1].pinged.set_exception(ActorDiedError())
 
-    assert await heard(team, bool) == ["Rank 2 on node gpu-8 has not answered for 0.1 s."]
+    (failure,) = await heard(team, bool)
+    assert failure.startswith(f"Rank 2 on node gpu-8 {message}")
 
 
 async def test_what_ranks_say_of_themselves_is_shown_by_rank(
@@ -350,14 +332,6 @@ async def test_a_replica_gives_its_ranks_as_long_as_is_written(
         task.cancel()
 
     assert failure == "Rank 2 on node gpu-8 has not answered for 0.07 s."
-
-
-async def test_a_dead_actor_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
-    actors[0].pinged.set_result(None)
-    actors[1].pinged.set_exception(ActorDiedError())
-
-    (failure,) = await heard(team, bool)
-    assert failure.startswith("Rank 2 on node gpu-8 has failed")
 
 
 async def test_a_rank_that_hangs_while_it_gets_ready_ends_the_start(team: RayTeam) -> None:

@@ -107,13 +107,73 @@ def test_the_less_busy_of_two_goes_first_and_the_most_busy_of_all_never() -> Non
     assert all(int(rank[0]) < int(rank[1]) for rank in ranks)
 
 
-def test_the_shortest_queue_counts_tokens_and_not_requests() -> None:
-    views = [
-        ReplicaView(id="one long", num_requests=1, num_queued_tokens=3000),
-        ReplicaView(id="nine short", num_requests=9, num_queued_tokens=450),
-    ]
+def prompt(*pages: int) -> RouteKey:
+    return RouteKey(page_hashes=pack(*pages), num_tokens=len(pages) * PAGE_SIZE)
 
-    assert make("shortest_queue").rank(views, RouteKey()) == ["nine short", "one long"]
+
+@pytest.mark.parametrize(
+    ("policy", "views", "key", "ranked"),
+    [
+        pytest.param(
+            "shortest_queue",
+            [
+                ReplicaView(id="one long", num_requests=1, num_queued_tokens=3000),
+                ReplicaView(id="nine short", num_requests=9, num_queued_tokens=450),
+            ],
+            RouteKey(),
+            ["nine short", "one long"],
+            id="tokens count, not requests",
+        ),
+        pytest.param(
+            "prefix",
+            [
+                ReplicaView(id="run", pages={1, 2}),
+                ReplicaView(id="many", pages={1, 3, 4, 5}),
+            ],
+            prompt(1, 2, 3, 4, 5),
+            ["run", "many"],
+            id="the longest run of pages wins over the most pages",
+        ),
+        pytest.param(
+            "prefix",
+            [ReplicaView(id="none"), ReplicaView(id="soon", pages={1}, expected_pages={2})],
+            prompt(1, 2),
+            ["soon", "none"],
+            id="expected pages count like reported ones",
+        ),
+        pytest.param(
+            "prefix",
+            [ReplicaView(id="has it", pages={1, 2}), ReplicaView(id="idle")],
+            RouteKey(page_hashes=pack(1, 2), num_tokens=40),
+            ["has it", "idle"],
+            id="a free replica keeps its prefix",
+        ),
+        pytest.param(
+            "prefix",
+            [ReplicaView(id="has it", pages={1, 2}, num_queued_tokens=60), ReplicaView(id="idle")],
+            RouteKey(page_hashes=pack(1, 2), num_tokens=40),
+            ["idle", "has it"],
+            id="a busy replica loses its prefix",
+        ),
+        pytest.param(
+            "session", make_views(500, 20, 90), RouteKey(), ["r1", "r2", "r0"], id="no session"
+        ),
+        pytest.param(
+            "lora",
+            [
+                ReplicaView(id="r0", num_queued_tokens=500, adapters={"x"}),
+                *make_views(0, 20, 90)[1:],
+            ],
+            RouteKey(num_tokens=9),
+            ["r1", "r2", "r0"],
+            id="no adapter",
+        ),
+    ],
+)
+def test_the_order_of_replicas(
+    policy: str, views: list[ReplicaView], key: RouteKey, ranked: list[str]
+) -> None:
+    assert make(policy).rank(views, key) == ranked
 
 
 def test_equals_in_the_queue_share_the_load() -> None:
@@ -143,32 +203,6 @@ def test_a_prefix_is_followed_unless_that_costs_more_than_computing_it_anew(
     chosen = next(view for view in views if view.id == first)
     assert work(chosen) <= allowed
     assert chosen.num_cached(pages) == best
-
-
-def test_the_longest_run_of_pages_wins_over_the_most_pages() -> None:
-    views = [
-        ReplicaView(id="run", pages={1, 2}),
-        ReplicaView(id="many", pages={1, 3, 4, 5}),
-    ]
-    key = RouteKey(page_hashes=pack(1, 2, 3, 4, 5), num_tokens=5 * PAGE_SIZE)
-
-    assert make("prefix", max_imbalance=2).rank(views, key) == ["run", "many"]
-
-
-def test_pages_on_their_way_count_like_pages_reported() -> None:
-    views = [ReplicaView(id="none"), ReplicaView(id="soon", pages={1}, expected_pages={2})]
-    key = RouteKey(page_hashes=pack(1, 2), num_tokens=2 * PAGE_SIZE)
-
-    assert make("prefix").rank(views, key)[0] == "soon"
-
-
-def test_a_busy_replica_loses_its_prefixes() -> None:
-    key = RouteKey(page_hashes=pack(1, 2), num_tokens=40)
-    views = [ReplicaView(id="has it", pages={1, 2}), ReplicaView(id="idle")]
-    assert make("prefix").rank(views, key)[0] == "has it"
-
-    views[0] = ReplicaView(id="has it", pages={1, 2}, num_queued_tokens=60)
-    assert make("prefix").rank(views, key)[0] == "idle"
 
 
 def homes(views: list[ReplicaView], num_sessions: int = 300) -> dict[str, str]:
@@ -207,10 +241,6 @@ def test_a_session_does_not_wait_for_an_overloaded_replica(
     first = make("session", max_imbalance=imbalance).rank(views, key)[0]
 
     assert next(view for view in views if view.id == first).load <= allowed
-
-
-def test_without_a_session_the_least_loaded_is_taken() -> None:
-    assert make("session").rank(make_views(500, 20, 90), RouteKey())[0] == "r1"
 
 
 @given(
@@ -294,10 +324,3 @@ def test_a_rush_on_one_adapter_is_spread_over_all_and_ends_up_where_it_was() -> 
 
     calm = [ReplicaView(id=id_, adapters={"x"}) for id_ in loads]
     assert policy.rank(calm, RouteKey(adapter="x", num_tokens=100))[0] == home
-
-
-def test_without_an_adapter_the_shortest_queue_is_taken() -> None:
-    views = make_views(500, 20, 90)
-    views[0] = ReplicaView(id="r0", num_queued_tokens=500, adapters={"x"})
-
-    assert make("lora").rank(views, RouteKey(num_tokens=9)) == ["r1", "r2", "r0"]

@@ -21,7 +21,7 @@ from remora.deployments.parsers.text_reader import Markers, TextReader
 from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
-from tests.deployments.parsers.replies import cut, events_of
+from tests.deployments.parsers.replies import KA, KB, KE, B, E, P, cut, events_of, make_id
 
 FORMATS = sorted({entry.name for entry in TOOL_FORMATS.values()})
 SCHEMA = {
@@ -42,10 +42,6 @@ FRAGMENTS = (
     *('<｜DSML｜invoke name="', "add", '">', '" string="true">', "</｜DSML｜invoke>"),
     *('<｜DSML｜parameter name="', "</｜DSML｜parameter>", "[{", "})"),
 )
-
-
-def make_id(number: int, name: str) -> str:
-    return f"id{number}"
 
 
 def make_parser(name: str) -> ReplyParser:
@@ -109,15 +105,13 @@ calls = st.tuples(
 
 
 def write_json_call(name: str, tool: str, arguments: str) -> str:
-    begin, sep, end = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-    kimi = f"<|tool_call_begin|>functions.{tool}:0<|tool_call_argument_begin|>{arguments}"
     return {
         "hermes": f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>',
         "llama3": f'{{"name": "{tool}", "parameters": {arguments}}};',
         "mistral": f"[TOOL_CALLS]{tool}[ARGS]{arguments}",
-        "deepseek_v3": f"{begin}function{sep}{tool}\n```json\n{arguments}\n```{end}",
-        "deepseek_v31": f"{begin}{tool}{sep}{arguments}{end}",
-        "kimi_k2": kimi + "<|tool_call_end|>",
+        "deepseek_v3": f"{B}function{P}{tool}\n```json\n{arguments}\n```{E}",
+        "deepseek_v31": f"{B}{tool}{P}{arguments}{E}",
+        "kimi_k2": f"{KB}functions.{tool}:0{KA}{arguments}{KE}",
     }[name]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remora.deployments.parsers.tool_calls.faults import CallFault
+from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallback
 from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tool_calls.ids import random_id
@@ -39,41 +40,26 @@ GOOD = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
         ("llama4", "[add(a=1), sub(", [UNFINISHED]),
         ("qwen3_coder", "<tool_call>\n<function=sub></function>\n</tool_call>", [UNKNOWN]),
         ("kimi_k2", "<|tool_calls_section_begin|>nothing", [MALFORMED]),
+        ("response_template", GOOD, []),
+        ("response_template", GOOD.replace("add", "sub"), [UNKNOWN]),
+        ("response_template", "<tool_call>nothing</tool_call>", [MALFORMED]),
+        ("forced", '{"a": 1}', []),
+        ("forced", '{"a": "', [UNFINISHED]),
     ],
 )
 def test_faults_of_calls_are_noted(name: str, text: str, faults: list[CallFault]) -> None:
-    noted: list[CallFault] = []
-    chars: list[CallFault] = []
+    def noted(*pieces: str) -> list[CallFault]:
+        found: list[CallFault] = []
+        read(make_parser(name, found.append), *pieces)
+        return found
 
-    read(TOOL_FORMATS[name].parser([ADD], note=noted.append), text)
-    read(TOOL_FORMATS[name].parser([ADD], note=chars.append), *text)
-
-    assert noted == chars == faults
-
-
-def test_a_forced_reply_that_is_cut_off_is_unfinished() -> None:
-    use = ToolUse(tools=(ADD,), choice=ToolChoice.NAMED, name="add")
-    noted: list[CallFault] = []
-
-    read(forced_parser(use, random_id, noted.append), '{"a": 1}')
-    read(forced_parser(use, random_id, noted.append), '{"a": "')
-
-    assert noted == [UNFINISHED]
+    assert noted(text) == noted(*text) == faults
 
 
-@pytest.mark.parametrize(
-    ("text", "faults"),
-    [
-        ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', []),
-        ('<tool_call>{"name": "sub", "arguments": {}}</tool_call>', [UNKNOWN]),
-        ("<tool_call>nothing</tool_call>", [MALFORMED]),
-    ],
-)
-def test_faults_of_calls_in_a_checkpoints_own_format_are_noted(
-    text: str, faults: list[CallFault]
-) -> None:
-    noted: list[CallFault] = []
-
-    read(make_reader(TAGGED, note=noted.append), text)
-
-    assert noted == faults
+def make_parser(name: str, note: FaultCallback) -> ReplyParser:
+    if name == "response_template":
+        return make_reader(TAGGED, note=note)
+    if name == "forced":
+        use = ToolUse(tools=(ADD,), choice=ToolChoice.NAMED, name="add")
+        return forced_parser(use, random_id, note)
+    return TOOL_FORMATS[name].parser([ADD], note=note)

@@ -13,7 +13,7 @@ from remora.deployments.parsers.tool_calls.forced import forced_parser, forced_s
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
-from tests.deployments.parsers.replies import read
+from tests.deployments.parsers.replies import KA, KB, KE, B, E, P, make_id, read
 
 TREE = Tool(
     name="tree",
@@ -41,10 +41,6 @@ OTHER = Tool(
 )
 REQUIRED = ToolUse(tools=(TREE, OTHER), choice=ToolChoice.REQUIRED)
 NAMED = ToolUse(tools=(TREE, OTHER), choice=ToolChoice.NAMED, name="tree")
-
-
-def make_id(number: int, name: str) -> str:
-    return f"id{number}"
 
 
 def make_call(name: str, **parameters: Any) -> dict[str, Any]:
@@ -113,8 +109,6 @@ def compiler() -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(info, max_threads=1)
 
 
-B, P, E = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-KB, KA, KE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 DSML = '<｜DSML｜invoke name="tree">\n<｜DSML｜parameter name="value" string="false">'
 GOOD_CALLS = [
     ("hermes", '<tool_call>\n{"name": "tree", "arguments": {"value": 1}}\n</tool_call>'),

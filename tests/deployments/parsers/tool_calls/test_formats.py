@@ -10,6 +10,7 @@ from remora.deployments.parsers.events import CallArguments, CallBegun, Text
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import Tool
 from tests.deployments.parsers import replies
+from tests.deployments.parsers.replies import BS, ES, KA, KB, KE, B, E, P, make_id
 
 Calls = list[tuple[str, str]]
 Case = tuple[str, str, str, Calls]  # format, text, answer, calls
@@ -27,14 +28,7 @@ ADD = Tool(
         "$defs": {"Maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
     },
 )
-B, P, E = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-BS, ES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-KB, KA, KE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 KBS, KES = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-
-
-def make_id(number: int, name: str) -> str:
-    return f"id{number}"
 
 
 def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, Calls]:

@@ -13,15 +13,13 @@ from remora.deployments.parsers.tool_calls.grammars import calls_or
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS, Tag
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+from tests.deployments.parsers.replies import BS, ES, KA, KB, KE, B, E, P
 from tests.deployments.parsers.test_response_template import NAMED, TAGGED
 from tests.engine.grammar.walks import accepts, make_grammar
 
 K = ConstraintKind
 SCHEMA = {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}
 ANSWER = Constraint(kind=K.JSON_SCHEMA, source=json.dumps(SCHEMA))
-B, P, E = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-BS, ES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-KB, KA, KE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
