@@ -1,4 +1,4 @@
-"""Readers of streamed replies, and of the prompts that the fake engine received."""
+"""Requests to a fake server, and readers of streamed replies and of the engine's prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import httpx
 
-from tests.deployments.fakes import FakeServer
+from tests.deployments.fakes import FakeServer, make_client
+
+
+async def ask(path: str, server: FakeServer | None = None, /, **body: Any) -> httpx.Response:
+    """Send a body under the request id r1."""
+    async with make_client(server) as client:
+        return await client.post(path, json=body, headers={"x-request-id": "r1"})
 
 
 def events(response: httpx.Response) -> list[Any]:

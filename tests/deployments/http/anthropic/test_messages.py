@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,8 +20,9 @@ from tests.deployments.fakes import (
     make_server_config,
 )
 from tests.deployments.http.core.test_disconnect import running
+from tests.deployments.http.golden import check_golden
 from tests.deployments.http.responses.test_response import REASONING_AND_CALL, make_parsing_server
-from tests.deployments.http.streams import named_events, prompt_of, without_repeats
+from tests.deployments.http.streams import prompt_of
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 ADD: dict[str, Any] = {
@@ -38,17 +39,6 @@ async def post(server: FakeServer | None = None, path: str = "", **body: Any) ->
         return await client.post(f"/v1/messages{path}", json=fields, headers=headers)
 
 
-def make_usage(num_output: int) -> dict[str, Any]:
-    """Return the usage of a plain prompt with two cached tokens."""
-    return {
-        "input_tokens": 21,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 2,
-        "output_tokens": num_output,
-        "output_tokens_details": {"thinking_tokens": 0},
-    }
-
-
 async def messages_of(**body: Any) -> Any:
     """Return the chat template's arguments for a body."""
     server = FakeServer()
@@ -57,70 +47,33 @@ async def messages_of(**body: Any) -> Any:
     return server.tokenizer.rendered[-1]["messages"]
 
 
-def names_of(events: list[dict[str, Any]]) -> list[str]:
-    return without_repeats(
-        [e["delta"]["type"] if "index" in e and "delta" in e else e["type"] for e in events]
-    )
+HERE = Path(__file__).parent
+CUT = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
+CASES: dict[str, tuple[FakeServer, dict[str, Any]]] = {
+    "text": (FakeServer(), {}),
+    "limit": (FakeServer(), {"max_tokens": 2}),
+    "stop text": (FakeServer(FakeEngine(stopped_by="x")), {"stop_sequences": ["x"]}),
+    "stop token": (FakeServer(FakeEngine(stopped_by=46)), {}),
+    "reasoning, text and call": (make_parsing_server(REASONING_AND_CALL), {"tools": [ADD]}),
+    "call that is cut off": (
+        make_parsing_server(REASONING_AND_CALL),
+        {"tools": [ADD], "max_tokens": CUT},
+    ),
+    "nothing": (make_parsing_server("<think>"), {}),
+}
 
 
-async def test_a_message_holds_a_text_and_the_usage() -> None:
-    assert (await post()).json() == {
-        "id": "msg_r1",
-        "type": "message",
-        "role": "assistant",
-        "model": "tiny",
-        "content": [{"type": "text", "text": "Paris."}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": make_usage(6),
-    }
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", CASES)
+async def test_a_reply_is_as_it_has_always_been(name: str, stream: bool) -> None:
+    server, fields = CASES[name]
+    response = await post(server, **fields, stream=stream)
+    check_golden(HERE, f"{name}, streamed" if stream else name, response)
 
 
-async def test_reasoning_text_and_calls_are_blocks_in_order() -> None:
-    body = (await post(make_parsing_server(REASONING_AND_CALL), tools=[ADD])).json()
-
-    reasoning, text, call = body["content"]
-    assert reasoning == {"type": "thinking", "thinking": "Hm.", "signature": ""}
-    assert text["text"].startswith("Look:")
-    assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
-    assert body["stop_reason"] == "tool_use"
-    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "stopped_by", "reason", "sequence"),
-    [
-        ({"max_tokens": 2}, None, "max_tokens", None),
-        ({"stop_sequences": ["x"]}, "x", "stop_sequence", "x"),
-        ({}, 46, "end_turn", None),
-    ],
-)
-async def test_the_end_has_its_reason(
-    fields: Any, stopped_by: Any, reason: str, sequence: str | None
-) -> None:
-    server = FakeServer(FakeEngine(stopped_by=stopped_by))
-    body = (await post(server, **fields)).json()
-
-    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
-    assert server.client.requests[0].sampling.stop == tuple(fields.get("stop_sequences", ()))
-
-
-async def test_a_call_cut_by_the_limit_has_no_input() -> None:
-    server = make_parsing_server(REASONING_AND_CALL)
-    room = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
-    body = (await post(server, tools=[ADD], max_tokens=room)).json()
-
-    assert body["content"][-1]["input"] == {}
-    assert body["stop_reason"] == "max_tokens"
-
-
-async def test_an_answer_of_nothing_is_an_empty_text() -> None:
-    server = make_parsing_server("<think>")
-    whole = (await post(server)).json()
-    streamed = named_events(await post(server, stream=True))
-
-    assert whole["content"] == [{"type": "text", "text": ""}]
-    assert names_of(streamed)[1:3] == ["content_block_start", "content_block_stop"]
+async def test_an_error_after_the_first_token_is_the_last_event() -> None:
+    server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=2))
+    check_golden(HERE, "late error", await post(server, stream=True))
 
 
 async def test_blocks_become_messages() -> None:
@@ -218,17 +171,6 @@ FORMAT = {"type": "json_schema", "schema": ADD["input_schema"]}
 
 
 @pytest.mark.parametrize(
-    "fields", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}]
-)
-async def test_an_output_format_becomes_a_grammar(fields: dict[str, Any]) -> None:
-    server = FakeServer()
-    await post(server, **fields)
-
-    ((constraint, _),) = server.grammars.asked
-    assert constraint.kind == "json_schema"
-
-
-@pytest.mark.parametrize(
     ("fields", "grammar", "named"),
     [
         ({"output_format": FORMAT, "output_config": {"format": FORMAT}}, {}, "output_format"),
@@ -268,53 +210,6 @@ async def test_an_effort_is_told_to_templates_that_know_it(variables: tuple[str,
     assert response.status_code == 200
     effort = server.tokenizer.rendered[0].get("reasoning_effort")
     assert effort == ("low" if variables else None)
-
-
-async def test_the_events_of_a_text() -> None:
-    events = named_events(await post(stream=True))
-
-    assert names_of(events) == [
-        "message_start",
-        *("content_block_start", "text_delta", "content_block_stop"),
-        *("message_delta", "message_stop"),
-    ]
-    assert events[0]["message"]["content"] == []
-    assert events[0]["message"]["usage"] == make_usage(1)
-    assert events[1]["content_block"] == {"type": "text", "text": ""}
-    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert events[-2]["usage"] == make_usage(6)
-
-
-async def test_the_events_of_reasoning_text_and_call() -> None:
-    server = make_parsing_server(REASONING_AND_CALL)
-    events = named_events(await post(server, tools=[ADD], stream=True))
-
-    assert names_of(events) == [
-        "message_start",
-        *("content_block_start", "thinking_delta", "content_block_stop"),
-        *("content_block_start", "text_delta", "content_block_stop"),
-        *("content_block_start", "input_json_delta", "content_block_stop"),
-        *("message_delta", "message_stop"),
-    ]
-    indexes = [event["index"] for event in events if "index" in event]
-    assert indexes == sorted(indexes)
-    assert set(indexes) == {0, 1, 2}
-    starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
-    assert starts[2]["input"] == {}
-    parts = [event["delta"].get("partial_json", "") for event in events if "index" in event
-             and "delta" in event]  # fmt: skip
-    assert json.loads("".join(parts)) == {"a": 1}
-    assert events[-2]["delta"]["stop_reason"] == "tool_use"
-
-
-async def test_an_error_after_the_first_token_is_the_last_event() -> None:
-    server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=2))
-    response = await post(server, stream=True)
-    events = named_events(response)
-
-    assert names_of(events) == ["message_start", "content_block_start", "text_delta", "error"]
-    assert events[-1]["error"]["type"] == "api_error"
-    assert "secret" not in response.text
 
 
 async def test_signs_of_life_are_pings(monkeypatch: pytest.MonkeyPatch) -> None:

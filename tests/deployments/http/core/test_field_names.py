@@ -1,4 +1,4 @@
-"""Errors use the field names of the request body, not internal names."""
+"""What each API refuses: errors name the field as the request body does."""
 
 from __future__ import annotations
 
@@ -45,6 +45,30 @@ INNER = (
     "thinking_token_budget",
 )
 ANTHROPIC_TOOL = {"name": "a", "input_schema": {"type": "array"}}
+ADD = {"type": "function", "function": {"name": "add"}}
+TOOLS = TURNS | {"tools": [ADD]}
+SCORE = {"query": "ab", "items": "c", "label_token_ids": [80]}
+OF_EACH_PROMPT = (
+    *("rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"),
+)
+# Constraints that exclude each other, and options that would change nothing.
+CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "a", "ebnf": "root ::= a"}, "ebnf"),
+    ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+    ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "guided_json"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+    ({"regex": "a", "allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"regex": "a", "bad_words": ["x"]}, "bad_words"),
+    ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+     "structured_outputs.disable_any_whitespace"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+]  # fmt: skip
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
 
 # path -> [(body, the field that the error names)]
 CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -55,6 +79,15 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         (TURNS | {"max_tokens": 3, "min_tokens": 5}, "min_tokens"),
         (TURNS | {"temperature": -1}, "temperature"),
         (TURNS | {"stop_token_ids": [9999]}, "stop_token_ids"),
+        (TOOLS | {"tool_choice": function("other")}, "tool_choice"),
+        (TURNS | {"tool_choice": "required"}, "tool_choice"),
+        (TURNS | {"tool_choice": function("add")}, "tool_choice"),
+        (TOOLS | {"functions": [{"name": "f"}]}, "functions"),
+        (TOOLS | {"tool_choice": "required", "regex": "a"}, "tool_choice"),
+        (TOOLS | {"tool_choice": function("add"), "guided_json": {}}, "tool_choice"),
+        (TOOLS | {"tool_choice": "auto", "function_call": "auto"}, "function_call"),
+        (TURNS | {"reasoning_effort": "high"}, "reasoning_effort"),
+        *((TURNS | body, param) for body, param in CONSTRAINTS),
     ],
     "/v1/completions": [
         ({"prompt": "x", "max_tokens": 3, "min_tokens": 5}, "min_tokens"),
@@ -65,6 +98,12 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": "x", "best_of": 3, "stream": True}, "best_of"),
         ({"prompt": ["a"] * 17, "best_of": 16}, "best_of"),
         ({"prompt": ["a"] * 100, "n": 3}, "n"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "custom_params": {"id": 3}}, "custom_params"),
+        ({"prompt": "a", "custom_logit_processor": "x", "custom_params": [1]}, "custom_params"),
+        ({"prompt": "a", "custom_logit_processor": ""}, "custom_logit_processor"),
+        ({"prompt": "a", "custom_logit_processor": {"code": "..."}}, "custom_logit_processor"),
+        *(({"prompt": "a"} | body, param) for body, param in CONSTRAINTS),
     ],
     "/tokenize": [
         ({"text": "a"}, "prompt"),
@@ -133,6 +172,32 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"text": "x", "input_ids": [1]}, "text"),
         ({"text": ["x"] * 9}, "text"),
         ({"input_ids": [[1]] * 9}, "input_ids"),
+        ({"text": "x", "return_hidden_states": True}, "return_hidden_states"),
+        *(
+            ({"text": ["ab", "cd"], field: [None] * length}, field)
+            for field in OF_EACH_PROMPT
+            for length in (0, 1, 3)
+        ),
+    ],
+    "/parse_function_call": [
+        ({"text": "x", "tools": [ADD], "tool_call_parser": "nope"}, "tool_call_parser"),
+        ({"text": "x", "tool_call_parser": "hermes"}, "tools"),
+        ({"text": "x", "tools": [], "tool_call_parser": "hermes"}, "tools"),
+        ({"tools": [ADD], "tool_call_parser": "hermes"}, "text"),
+    ],
+    "/separate_reasoning": [
+        ({"text": "x"}, "reasoning_parser"),
+        ({"text": "x", "reasoning_parser": "nope"}, "reasoning_parser"),
+        ({"text": 1, "reasoning_parser": "qwen3"}, "text"),
+    ],
+    "/v1/score": [
+        (SCORE | {"items": [[1]]}, "items"),
+        (SCORE | {"items": []}, "items"),
+        (SCORE | {"items": ["a" * 2000]}, "items"),
+        (SCORE | {"items": ["a"] * 9}, "items"),
+        (SCORE | {"label_token_ids": [257]}, "label_token_ids"),
+        (SCORE | {"label_token_ids": []}, "label_token_ids"),
+        (SCORE | {"query": 1}, "query"),
     ],
     "/generate_stream": [
         ({"inputs": "x", PARAMETERS: {"temperature": -1}}, "parameters.temperature"),
@@ -140,6 +205,9 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"inputs": "x", PARAMETERS: {"max_new_tokens": 5000}}, "inputs"),
         ({"inputs": "x", PARAMETERS: {"repetition_penalty": 0.0}},
          "parameters.repetition_penalty"),
+        ({"inputs": "x", PARAMETERS: {"best_of": 2, "do_sample": True}}, "parameters.best_of"),
+        ({"inputs": "x", PARAMETERS: {"decoder_input_details": True}},
+         "parameters.decoder_input_details"),
     ],
     "/": [
         ({}, "inputs"),

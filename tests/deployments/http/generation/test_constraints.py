@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
-from tests.deployments.fakes import FakeGrammar, FakeServer, make_client, make_server_config
+from tests.deployments.fakes import FakeGrammar, FakeServer, make_server_config
+from tests.deployments.http.streams import ask
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -24,8 +25,7 @@ NEW_TAGS = {"type": "structural_tag", "format": {"type": "any_text"}}
 
 
 async def post(path: str, server: FakeServer | None = None, **fields: Any) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post(path, json=BODIES[path] | fields)
+    return await ask(path, server, **BODIES[path] | fields)
 
 
 def named(**fields: Any) -> dict[str, Any]:
@@ -103,40 +103,75 @@ async def test_what_asks_for_nothing_constrains_nothing(path: str, fields: dict[
     assert server.client.requests[0].grammar is None
 
 
-@pytest.mark.parametrize("path", BODIES)
+RULES = 'root ::= "a"'
+OBJECT = {"type": "object"}
+JSON_SCHEMA = {"type": "json_schema", "schema": SCHEMA}
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("path", "body", "kind"),
     [
-        ({"regex": "a", "ebnf": "root ::= a"}, "ebnf"),
-        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
-        ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "guided_json"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
-        ({"regex": "a", "allowed_token_ids": [1]}, "allowed_token_ids"),
-        ({"regex": "a", "bad_words": ["x"]}, "bad_words"),
+        *(
+            ("/generate", {"text": "a", "sampling_params": {name: value}}, kind)
+            for name, value, kind in (
+                ("json_schema", '{"type": "object"}', "json_schema"),
+                ("json_schema", OBJECT, "json_schema"),
+                ("regex", "a+", "regex"),
+                ("ebnf", RULES, "ebnf"),
+                ("structural_tag", '{"triggers": []}', "structural_tag"),
+            )
+        ),
+        *(
+            ("/generate", {"inputs": "a", "parameters": {"grammar": grammar}}, kind)
+            for grammar, kind in (
+                ({"type": "json", "value": OBJECT}, "json_schema"),
+                ({"type": "json", "value": '{"type": "object"}'}, "json_schema"),
+                ({"type": "json_schema", "value": {"name": "x", "schema": {}}}, "json_schema"),
+                ({"type": "regex", "value": "a+"}, "regex"),
+            )
+        ),
+        *(
+            ("lightllm", {"inputs": "a", "parameters": {name: value}}, kind)
+            for name, value, kind in (
+                ("regular_constraint", "a+", "regex"),
+                ("guided_json", OBJECT, "json_schema"),
+                ("guided_json", '{"type": "object"}', "json_schema"),
+                ("guided_grammar", RULES, "ebnf"),
+            )
+        ),
+        ("/api/chat", {"messages": HELLO, "format": "json"}, "json_object"),
+        ("/api/chat", {"messages": HELLO, "format": OBJECT}, "json_schema"),
+        ("/v1/messages", {"output_config": {"format": JSON_SCHEMA}}, "json_schema"),
+        ("/v1/messages", {"output_format": JSON_SCHEMA}, "json_schema"),
+        ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "json_object"),
+        (
+            "/v1/responses",
+            {"text": {"format": JSON_SCHEMA | {"name": "x"}}},
+            "json_schema",
+        ),
     ],
 )
-async def test_two_constraints_are_refused(path: str, fields: dict[str, Any], param: str) -> None:
-    response = await post(path, **fields)
-
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-        {"guided_whitespace_pattern": " "},
-        {"guided_decoding_backend": "outlines"},
-    ],
-)
-async def test_options_that_would_change_nothing_are_refused(
-    path: str, fields: dict[str, Any]
+async def test_each_api_has_its_own_names_of_constraints(
+    path: str, body: dict[str, Any], kind: str
 ) -> None:
-    error = (await post(path, **fields)).json()["error"]
+    dialect = "lightllm" if path == "lightllm" else "auto"
+    server = FakeServer(config=make_server_config(api={"generate_dialect": dialect}))
+    usual: dict[str, Any] = {
+        "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+        "/v1/responses": {"input": "a"},
+    }
 
-    assert error["code"] == "unsupported"
-    assert error["param"].split(".")[0] == next(iter(fields))
+    path = "/generate" if path == "lightllm" else path
+    response = await ask(path, server, **usual.get(path, {}), **body)
+
+    assert response.status_code == 200, response.text
+    ((constraint, asked_by),) = server.grammars.asked
+    assert constraint.kind == kind
+    for name in body.get("sampling_params", ()):
+        assert asked_by == f"sampling_params.{name}"
+    grammar = server.client.requests[0].grammar
+    assert isinstance(grammar, FakeGrammar)
+    assert grammar.constraint is constraint
 
 
 async def test_what_cannot_be_compiled_is_refused_before_anything_runs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +16,8 @@ from tests.deployments.fakes import (
     make_client,
     make_config,
 )
+from tests.deployments.http.golden import check_golden
+from tests.deployments.http.streams import ask
 
 HELLO = [{"role": "user", "content": "Hi"}]
 ADD = {
@@ -30,7 +32,7 @@ CALLS = (
     'Hm.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 )
-TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+HERE = Path(__file__).parent
 
 
 def make_server(text: str = "Paris.", **engine: Any) -> FakeServer:
@@ -40,8 +42,7 @@ def make_server(text: str = "Paris.", **engine: Any) -> FakeServer:
 
 
 async def post(path: str, server: FakeServer | None = None, **body: Any) -> httpx.Response:
-    async with make_client(server or make_server()) as client:
-        return await client.post(path, json=body)
+    return await ask(path, server or make_server(), **body)
 
 
 async def chat(server: FakeServer | None = None, **body: Any) -> Any:
@@ -50,125 +51,51 @@ async def chat(server: FakeServer | None = None, **body: Any) -> Any:
     return response.json()
 
 
-def lines(response: httpx.Response) -> list[Any]:
-    assert response.headers["content-type"] == "application/x-ndjson"
-    return [json.loads(line) for line in response.text.splitlines()]
+THOUGHT = "<think>\n2+2\n</think>\n\n4"
+CHAT, GENERATE = "/api/chat", "/api/generate"
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # path, what the model says, fields of the body
+    "chat": (CHAT, "ab", {"model": "tiny"}),
+    "chat of a tagged name": (CHAT, "a", {"model": "tiny:latest"}),
+    "generate": (GENERATE, "ab", {"prompt": "Hi", "system": "Be."}),
+    "raw prompt": (GENERATE, "ab", {"prompt": "Hi", "raw": True}),
+    "limit": (GENERATE, "abc", {"prompt": "Hi", "raw": True, "options": {"num_predict": 2}}),
+    "calls": (CHAT, CALLS, {"tools": [ADD]}),
+    "call that is cut off": (CHAT, CALLS, {"tools": [ADD], "options": {"num_predict": 51}}),
+    "reasoning": (CHAT, THOUGHT, {}),
+    "reasoning of generate": (GENERATE, THOUGHT, {"prompt": "Hi"}),
+    "logprobs": (CHAT, "a", {"logprobs": True, "top_logprobs": 1}),
+    **{
+        f"{reason} of {path}": (path, "", {"model": "tiny", "messages": [], "keep_alive": keep})
+        for path in (CHAT, GENERATE)
+        for reason, keep in (("load", "5m"), ("unload", 0))
+    },
+}
 
 
-def said(all_lines: list[Any]) -> list[Any]:
-    """Return the content of the lines, without model, times and counts."""
-    return [line.get("message", line.get("response")) for line in all_lines]
+@pytest.mark.parametrize("stream", [None, False])
+@pytest.mark.parametrize("name", CASES)
+async def test_a_reply_is_as_it_has_always_been(name: str, stream: bool | None) -> None:
+    path, text, fields = CASES[name]
+    body = {"messages": HELLO} | fields if path == CHAT else fields
+    server = make_server(text)
+    response = await post(path, server, **body, **({} if stream is None else {"stream": stream}))
+    check_golden(HERE, name if stream is False else f"{name}, streamed", response)
+    assert bool(server.client.requests) is bool(text)
 
 
-async def test_a_whole_answer_of_a_chat() -> None:
-    answer = await chat(model="tiny")
+async def test_generate_puts_a_prompt_into_a_chat_unless_it_is_raw() -> None:
+    server = make_server()
 
-    assert all(isinstance(answer.pop(name), int) for name in TIMES)
-    assert answer.pop("created_at").endswith("Z")
-    assert answer == {
-        "model": "tiny",
-        "message": {"role": "assistant", "content": "Paris."},
-        "done": True,
-        "done_reason": "stop",
-        "prompt_eval_count": 23,
-        "eval_count": 6,
-    }
+    await post(GENERATE, server, prompt="Hi", system="Be.", stream=False)
+    await post(GENERATE, server, prompt="Hi", raw=True, stream=False)
 
-
-async def test_a_chat_streams_unless_it_is_told_not_to() -> None:
-    response = await post("/api/chat", make_server("ab"), messages=HELLO)
-
-    found = lines(response)
-    assert said(found) == [
-        {"role": "assistant", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "assistant", "content": ""},
-    ]
-    assert [line["done"] for line in found] == [False, False, True]
-    assert (found[-1]["done_reason"], found[-1]["eval_count"]) == ("stop", 2)
-    assert found[-1]["eval_duration"] > 0
-
-
-async def test_generate_puts_a_prompt_into_a_chat() -> None:
-    server = make_server("ab")
-
-    found = lines(await post("/api/generate", server, prompt="Hi", system="Be."))
-
-    assert said(found) == ["a", "b", ""]
     (rendered,) = server.tokenizer.rendered
     assert [(m["role"], m["content"]) for m in rendered["messages"]] == [
         ("system", "Be."),
         ("user", "Hi"),
     ]
-
-
-async def test_a_raw_prompt_has_no_template_and_only_the_limit_that_is_given() -> None:
-    server = make_server()
-    fields: dict[str, Any] = {"prompt": "Hi", "raw": True, "stream": False}
-
-    whole = (await post("/api/generate", server, **fields)).json()
-    cut = (await post("/api/generate", **fields, options={"num_predict": 2})).json()
-
-    (request,) = server.client.requests
-    assert (request.prompt_ids, request.sampling.max_tokens) == ([72, 105], None)
-    assert whole["response"] == "Paris."
-    assert (cut["response"], cut["done_reason"]) == ("Pa", "length")
-
-
-async def test_options_reach_the_engine() -> None:
-    server = make_server()
-    same = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7}
-    same |= {"presence_penalty": 1.0, "frequency_penalty": 0.5}
-    renamed = {"num_predict": 5, "stop": ["x"], "repeat_penalty": 1.5, "num_ctx": 4096}
-
-    await chat(server, options=same | renamed)
-
-    sampling = server.client.requests[0].sampling
-    assert {name: getattr(sampling, name) for name in same} == same
-    assert (sampling.max_tokens, sampling.stop, sampling.repetition_penalty) == (5, ("x",), 1.5)
-
-
-@pytest.mark.parametrize("num_predict", [-2, -1, 0])
-async def test_no_limit_has_several_names(num_predict: int) -> None:
-    server = make_server()
-    await chat(server, options={"num_predict": num_predict})
-    assert server.client.requests[0].sampling.max_tokens is None
-
-
-async def test_a_whole_answer_with_calls() -> None:
-    message = (await chat(make_server(CALLS), tools=[ADD]))["message"]
-
-    functions = [call["function"] for call in message["tool_calls"]]
-    assert message["content"].strip() == "Hm."
-    assert functions == [
-        {"index": 0, "name": "add", "arguments": {"a": 1}},
-        {"index": 1, "name": "add", "arguments": {}},
-    ]
-
-
-async def test_a_streamed_call_is_told_once_and_whole() -> None:
-    found = lines(await post("/api/chat", make_server(CALLS), messages=HELLO, tools=[ADD]))
-
-    calls = [call for line in found for call in line["message"].get("tool_calls", ())]
-    text = "".join(line["message"]["content"] for line in found)
-    assert [call["function"]["arguments"] for call in calls] == [{"a": 1}, {}]
-    assert len({call["id"] for call in calls}) == 2
-    assert text.strip() == "Hm."
-    assert found[-1]["done_reason"] == "stop"
-
-
-async def test_a_call_that_was_cut_off_is_text() -> None:
-    server = make_server(CALLS)
-
-    streamed = lines(
-        await post("/api/chat", server, messages=HELLO, tools=[ADD], options={"num_predict": 51})
-    )
-    whole = await chat(make_server(CALLS), tools=[ADD], options={"num_predict": 51})
-
-    assert "tool_calls" not in whole["message"]
-    assert all("tool_calls" not in line["message"] for line in streamed)
-    assert "".join(m["content"] for m in said(streamed)) == whole["message"]["content"]
-    assert whole["done_reason"] == "length"
+    assert server.client.requests[1].prompt_ids == [72, 105]
 
 
 async def test_calls_and_their_results_reach_the_template() -> None:
@@ -192,19 +119,6 @@ async def test_calls_and_their_results_reach_the_template() -> None:
     assert (tool["role"], tool["name"], tool["content"]) == ("tool", "add", "2")
 
 
-async def test_reasoning_is_told_apart() -> None:
-    text = "<think>\n2+2\n</think>\n\n4"
-
-    whole = await chat(make_server(text))
-    streamed = lines(await post("/api/chat", make_server(text), messages=HELLO))
-    plain = (await post("/api/generate", make_server(text), prompt="Hi", stream=False)).json()
-
-    assert (plain["thinking"], plain["response"]) == ("2+2", "4")
-    assert (whole["message"]["thinking"], whole["message"]["content"]) == ("2+2", "4")
-    reasoning = "".join(m.get("thinking", "") for m in said(streamed))
-    assert (reasoning, "".join(m["content"] for m in said(streamed))) == ("2+2", "4")
-
-
 @pytest.mark.parametrize("think", [True, False])
 async def test_reasoning_is_switched_by_the_templates_variable(think: bool) -> None:
     server = make_server()
@@ -212,47 +126,9 @@ async def test_reasoning_is_switched_by_the_templates_variable(think: bool) -> N
     assert server.tokenizer.rendered[0]["enable_thinking"] is think
 
 
-@pytest.mark.parametrize(
-    ("form", "kind"), [("json", "json_object"), ({"type": "object"}, "json_schema")]
-)
-async def test_a_format_reaches_the_engine(form: Any, kind: str) -> None:
-    server = FakeServer()
-
-    await chat(server, format=form)
-
-    assert server.grammars.asked[0][0].kind == kind
-    assert server.client.requests[0].grammar is not None
-
-
-async def test_log_probabilities() -> None:
-    answer = await chat(make_server("a"), logprobs=True, top_logprobs=1)
-    streamed = lines(
-        await post("/api/chat", make_server("a"), messages=HELLO, logprobs=True, top_logprobs=1)
-    )
-
-    entry = {"token": "a", "logprob": -0.5, "bytes": [97]}
-    assert answer["logprobs"] == [entry | {"top_logprobs": [entry]}]
-    assert streamed[0]["logprobs"] == answer["logprobs"]
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-@pytest.mark.parametrize(("keep_alive", "reason"), [("5m", "load"), (0, "unload")])
-async def test_a_body_that_asks_nothing_is_answered_at_once(
-    path: str, keep_alive: Any, reason: str
-) -> None:
-    server = make_server()
-
-    whole = await post(path, server, model="tiny", stream=False, keep_alive=keep_alive)
-    (line,) = lines(await post(path, server, model="tiny", keep_alive=keep_alive))
-
-    assert (whole.json()["done"], whole.json()["done_reason"]) == (True, reason)
-    assert line["done_reason"] == reason
-    assert server.client.requests == []
-
-
-@pytest.mark.parametrize("name", ["tiny", "tiny:latest", None])
-async def test_names_of_the_model(name: str | None) -> None:
-    assert (await chat(model=name))["model"] == (name or "tiny")
+async def test_an_error_after_the_first_token_is_the_last_line() -> None:
+    server = make_server(error=EngineError("x"), fail_at=1)
+    check_golden(HERE, "late error", await post(CHAT, server, messages=HELLO))
 
 
 async def test_what_is_not_there_is_not_shown() -> None:
@@ -264,11 +140,6 @@ async def test_what_is_not_there_is_not_shown() -> None:
 async def test_a_model_that_writes_does_not_embed(path: str) -> None:
     response = await post(path, model="tiny", input="x", prompt="x")
     assert response.status_code == 400
-
-
-async def test_an_error_after_the_first_token_is_the_last_line() -> None:
-    server = make_server(error=EngineError("x"), fail_at=1)
-    assert set(lines(await post("/api/chat", server, messages=HELLO))[-1]) == {"error"}
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

@@ -15,10 +15,8 @@ from tests.deployments.fakes import (
     CharTokenizer,
     FakeEngine,
     FakeServer,
-    make_client,
-    make_server_config,
 )
-from tests.deployments.http.streams import prompt_of
+from tests.deployments.http.streams import ask, prompt_of
 
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -28,8 +26,7 @@ HELLO = [{"role": "user", "content": "Hi"}]
 async def post(
     server: FakeServer | None = None, *, path: str = PATH, **body: Any
 ) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post(path, json=body)
+    return await ask(path, server, **body)
 
 
 class RankedEngine(FakeEngine):
@@ -125,54 +122,9 @@ async def test_a_prompt_too_long_for_the_context_can_be_cut_to_what_fits() -> No
     assert prompt_of(server).endswith("end")
 
 
-async def test_an_echo_of_a_cut_prompt_is_what_was_kept() -> None:
-    fields: dict[str, Any] = {
-        "prompt": "abcdef",
-        "echo": True,
-        "logprobs": 1,
-        "truncate_prompt_tokens": 2,
-    }
-
-    (choice,) = (await post(**fields, max_tokens=1)).json()["choices"]
-
-    assert choice["text"] == "efP"
-    assert choice["logprobs"]["tokens"] == ["e", "f", "P"]
-
-
 async def test_a_chats_prompt_can_be_cut_too() -> None:
     server = FakeServer()
 
     await post(server, path=CHAT, messages=HELLO, truncate_prompt_tokens=13)
 
     assert prompt_of(server) == "<|assistant|>"
-
-
-async def test_text_prompts_are_healed_where_the_operator_says_so() -> None:
-    server = FakeServer(config=make_server_config(grammar={"token_healing": True}))
-
-    await post(server, prompt="text")
-    await post(server, prompt=[1, 2])
-    await post(server, prompt="text", regex="a")
-    await post(server, prompt="text", echo=True, logprobs=1)
-    await post(server, path=CHAT, messages=HELLO)
-    await post(other := FakeServer(), prompt="text")
-
-    healed = [request.heal for request in server.client.requests]
-    assert healed == [True, False, False, False, False]
-    assert not other.client.requests[0].heal
-
-
-async def test_the_prompts_text_comes_on_request() -> None:
-    server = FakeServer()
-
-    chat = (await post(server, path=CHAT, messages=HELLO, return_prompt_text=True)).json()
-    text = (await post(server, prompt=[97, 98], return_prompt_text=True)).json()
-
-    assert chat["prompt_text"] == "<|user|>Hi<|assistant|>"
-    assert text["choices"][0]["prompt_text"] == "ab"
-
-
-@pytest.mark.parametrize("body", [{"path": CHAT, "messages": HELLO}, {"prompt": "a"}])
-async def test_the_tier_of_service_is_told_to_who_asks_for_one(body: dict[str, Any]) -> None:
-    assert (await post(**body, service_tier="auto")).json()["service_tier"] == "default"
-    assert "service_tier" not in (await post(**body)).json()

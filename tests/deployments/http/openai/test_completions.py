@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from remora.engine.tokens.tokenizer import Tokenizer
-from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
-from tests.deployments.http.streams import events
+from tests.deployments.fakes import FakeEngine, FakeServer
+from tests.deployments.http.golden import check_golden
+from tests.deployments.http.streams import ask
 from tests.tiny_models import make_tiny_tokenizer
 
 PATH = "/v1/completions"
 
 
-async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post(PATH, json=body, headers={"x-request-id": "r1"})
+post = partial(ask, PATH)
+HERE = Path(__file__).parent
+SCORED = {"prompt": "ab", "echo": True, "logprobs": 1}
+CASES: dict[str, tuple[FakeServer, dict[str, Any]]] = {
+    "completion": (FakeServer(), {"prompt": "ab", "max_tokens": 3}),
+    "completion of the default length": (FakeServer(FakeEngine(text="x" * 17)), {"prompt": "ab"}),
+    "completions with usage": (
+        FakeServer(),
+        {"prompt": ["ab", "cd"], "n": 2, "echo": True, "max_tokens": 1}
+        | {"stream_options": {"include_usage": True}},
+    ),
+    "echo with logprobs": (FakeServer(), SCORED | {"max_tokens": 2}),
+    "echoes with logprobs": (FakeServer(), SCORED | {"prompt": ["ab", "cd"], "max_tokens": 2}),
+    "echo of ids without output": (
+        FakeServer(),
+        SCORED | {"prompt": [97, 98], "max_tokens": 0},
+    ),
+    "echo of a prompt that is cut": (
+        FakeServer(),
+        SCORED | {"prompt": "abcdef", "truncate_prompt_tokens": 2, "max_tokens": 1},
+    ),
+    "stop text": (FakeServer(FakeEngine(stopped_by="ri")), {"prompt": "ab", "max_tokens": 4}),
+    # The engine computes one token, which is not part of the reply.
+    "unwanted token": (
+        FakeServer(FakeEngine(text="P", stopped_by=80)),
+        {"prompt": "ab", "echo": True, "max_tokens": 0},
+    ),
+    "text and tier": (
+        FakeServer(),
+        {"prompt": [97, 98], "return_prompt_text": True, "service_tier": "auto"},
+    ),
+}
 
 
-async def test_an_answer_holds_text_reason_and_usage() -> None:
-    unlimited = (await post(FakeServer(FakeEngine(text="x" * 50)), prompt="ab")).json()
-    body = (await post(prompt="ab", max_tokens=3)).json()
-
-    assert unlimited["usage"]["completion_tokens"] == 16  # the default
-
-    body.pop("created")
-    assert body == {
-        "id": "cmpl-r1",
-        "object": "text_completion",
-        "model": "tiny",
-        "choices": [
-            {
-                "index": 0,
-                "text": "Par",
-                "logprobs": None,
-                "finish_reason": "length",
-                "stop_reason": None,
-            }
-        ],
-        "usage": {
-            "prompt_tokens": 2,
-            "completion_tokens": 3,
-            "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 2},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        },
-    }
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", CASES)
+async def test_a_reply_is_as_it_has_always_been(name: str, stream: bool) -> None:
+    server, fields = CASES[name]
+    if not stream:
+        fields = {key: value for key, value in fields.items() if key != "stream_options"}
+    response = await post(server, **fields, stream=stream)
+    check_golden(HERE, f"/v1/completions {name}{', streamed' * stream}", response)
 
 
 @pytest.mark.parametrize(
@@ -68,60 +79,6 @@ async def test_prompts_come_in_four_forms(prompt: Any, expected: list[list[int]]
     assert sorted(list(r.prompt_ids) for r in server.client.requests) == sorted(expected)
 
 
-async def test_answer_j_to_prompt_i_has_the_index_i_times_n_plus_j() -> None:
-    body = (await post(prompt=["ab", "cd", "ef"], n=2, echo=True, max_tokens=1)).json()
-
-    texts = [(choice["index"], choice["text"]) for choice in body["choices"]]
-    assert texts == [(0, "abP"), (1, "abP"), (2, "cdP"), (3, "cdP"), (4, "efP"), (5, "efP")]
-
-
-async def test_a_stream_has_no_role_and_ends_with_reason_usage_and_done() -> None:
-    options = {"include_usage": True}
-    response = await post(prompt="ab", max_tokens=2, stream=True, stream_options=options)
-
-    chunks = events(response)
-    blank = {"index": 0, "logprobs": None}
-    assert [chunk["choices"] for chunk in chunks] == [
-        [blank | {"text": "P", "finish_reason": None}],
-        [blank | {"text": "a", "finish_reason": "length", "stop_reason": None}],
-        [],
-    ]
-    assert [chunk["usage"] is None for chunk in chunks] == [True, True, False]
-    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
-
-
-async def test_echo_with_logprobs_covers_prompt_and_output() -> None:
-    body = (await post(prompt="ab", echo=True, logprobs=1, max_tokens=2)).json()
-
-    assert body["choices"][0]["text"] == "abPa"
-    assert body["choices"][0]["logprobs"] == {
-        "tokens": ["a", "b", "P", "a"],
-        "token_logprobs": [None, -2.0, -0.5, -0.5],
-        "top_logprobs": [None, {"!": -0.25, "b": -2.0}, {"P": -0.5}, {"a": -0.5}],
-        "text_offset": [0, 1, 2, 3],
-    }
-
-
-async def test_echo_of_ids_without_output_scores_the_prompt_alone() -> None:
-    body = (await post(prompt=[97, 98], echo=True, logprobs=1, max_tokens=0)).json()
-
-    assert body["choices"][0]["text"] == "ab"
-    assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
-    assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -2.0]
-    assert body["usage"]["completion_tokens"] == 0
-    assert body["usage"]["total_tokens"] == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_unwanted_token_ends_nothing(stream: bool) -> None:
-    server = FakeServer(FakeEngine(text="P", stopped_by=80))
-
-    response = await post(server, prompt="ab", echo=True, max_tokens=0, stream=stream)
-
-    choice = (events(response)[-1] if stream else response.json())["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
-
-
 async def test_a_prompt_without_room_for_the_unwanted_token_is_told_so() -> None:
     server = FakeServer()
     limit = server.plan.max_sequence_tokens
@@ -131,34 +88,6 @@ async def test_a_prompt_without_room_for_the_unwanted_token_is_told_so() -> None
 
     assert fits.status_code == 200
     assert response.json()["error"]["code"] == "context_length_exceeded"
-
-
-async def test_log_probabilities_are_bounded_in_all() -> None:
-    server = FakeServer(plan=make_plan(max_model_len=40_000, num_pages=4000))
-    fields: dict[str, Any] = {"prompt": "ab", "logprobs": 20}
-
-    taken = await post(server, **fields, max_tokens=20_000)
-    too_many = await post(server, **fields, max_tokens=20_000, n=3)
-    not_asked_for = await post(server, prompt="ab", max_tokens=20_000, n=3)
-    prompts = {"prompt": ["a" * 30_000] * 4, "echo": True, "logprobs": 20, "max_tokens": 0}
-    too_long = await post(server, **prompts)
-
-    assert (taken.status_code, not_asked_for.status_code) == (200, 200)
-    for refused in (too_many, too_long):
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
-
-
-async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
-    fields: dict[str, Any] = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 3}
-    whole = (await post(**fields)).json()["choices"]
-    pieces = [chunk["choices"][0] for chunk in events(await post(**fields, stream=True))]
-
-    for choice in whole:
-        own = [piece for piece in pieces if piece["index"] == choice["index"]]
-        assert "".join(piece["text"] for piece in own) == choice["text"]
-        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            joined = [item for piece in own for item in piece["logprobs"][key]]
-            assert joined == choice["logprobs"][key]
 
 
 async def test_offsets_index_the_text_of_the_answer() -> None:

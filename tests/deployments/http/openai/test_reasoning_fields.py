@@ -11,9 +11,9 @@ from tests.deployments.fakes import (
     CharTokenizer,
     FakeEngine,
     FakeServer,
-    make_client,
     make_config,
 )
+from tests.deployments.http.streams import ask
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -29,8 +29,7 @@ def make_server(text: str = TEXT, *variables: str, **api: Any) -> FakeServer:
 
 
 async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Response:
-    async with make_client(server or make_server()) as client:
-        return await client.post(PATH, json={"messages": HELLO} | fields)
+    return await ask(PATH, server or make_server(), **{"messages": HELLO} | fields)
 
 
 @pytest.mark.parametrize(
@@ -49,27 +48,6 @@ async def test_reasoning_has_the_names_that_the_operator_chose(field: str, names
     assert {name for name in message if name.startswith("reasoning")} == names
     assert {message[name] for name in names} == {"2 and 2"}
     assert message["content"] == "4"
-
-
-async def test_tokens_of_reasoning_are_counted_its_tags_included() -> None:
-    usage = (await post()).json()["usage"]
-
-    assert usage["completion_tokens"] == len(TEXT)
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("2 and 2</think>")}
-
-
-async def test_reasoning_without_an_end_leaves_no_content() -> None:
-    message = (await post(max_tokens=5)).json()["choices"][0]["message"]
-
-    assert (message["reasoning"], message["content"]) == ("2 and", None)
-
-
-async def test_reasoning_can_be_left_in_the_text_or_out_of_the_answer() -> None:
-    raw = (await post(separate_reasoning=False)).json()["choices"][0]["message"]
-    none = (await post(include_reasoning=False)).json()["choices"][0]["message"]
-
-    assert raw["content"] == TEXT
-    assert none == {"role": "assistant", "content": "4", "refusal": None}
 
 
 async def test_the_engine_is_told_of_the_reasoning_and_of_its_budget() -> None:
@@ -132,20 +110,12 @@ async def test_an_effort_is_told_in_the_templates_words(
     )
 
 
-@pytest.mark.parametrize(
-    ("variables", "fields"),
-    [
-        ((), {"reasoning_effort": "high"}),
-        ((), {"reasoning_effort": "none"}),
-        (
-            ("enable_thinking",),
-            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
-        ),
-    ],
-)
-async def test_an_effort_that_would_change_nothing_is_refused(
-    variables: tuple[str, ...], fields: dict[str, Any]
-) -> None:
-    error = (await post(make_server(TEXT, *variables), **fields)).json()["error"]
+async def test_an_effort_that_would_change_nothing_is_refused() -> None:
+    switched_on = {"chat_template_kwargs": {"enable_thinking": True}}
+    without = await post(reasoning_effort="none")
+    against = await post(
+        make_server(TEXT, "enable_thinking"), reasoning_effort="none", **switched_on
+    )
 
-    assert error["param"] == "reasoning_effort"
+    for response in (without, against):
+        assert response.json()["error"]["param"] == "reasoning_effort"

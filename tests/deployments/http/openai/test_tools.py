@@ -16,7 +16,7 @@ from tests.deployments.fakes import (
     make_client,
     make_config,
 )
-from tests.deployments.http.streams import events
+from tests.deployments.http.streams import ask
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -41,8 +41,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Response:
-    async with make_client(server or make_server()) as client:
-        return await client.post(PATH, json={"messages": HELLO} | fields)
+    return await ask(PATH, server or make_server(), **{"messages": HELLO} | fields)
 
 
 def grammar_kind(server: FakeServer) -> ConstraintKind | None:
@@ -52,18 +51,6 @@ def grammar_kind(server: FakeServer) -> ConstraintKind | None:
 
 
 CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-
-async def test_a_call_has_no_content_and_ends_with_tool_calls() -> None:
-    server = make_server(CALL_TEXT)
-
-    (choice,) = (await post(server, tools=[make_tool()])).json()["choices"]
-
-    (call,) = choice["message"].pop("tool_calls")
-    assert call.pop("id").startswith("call_")
-    assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
-    assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.observes("api.tool_parser")
@@ -79,36 +66,6 @@ async def test_without_a_known_format_auto_is_refused_by_name_and_the_others_wor
 
 
 TWO_CALLS = '[{"name": "add", "parameters": {"a": 1}}, {"name": "sub", "parameters": {"a": 2}}]'
-
-
-@pytest.mark.parametrize(
-    ("choice", "text", "reason", "called"),
-    [
-        (named("add"), '{"a": 1}', "stop", [("add", '{"a": 1}')]),
-        ("required", TWO_CALLS, "tool_calls", [("add", '{"a": 1}'), ("sub", '{"a": 2}')]),
-    ],
-)
-async def test_forced_calls_follow_the_tools_schemas(
-    choice: Any, text: str, reason: str, called: list[tuple[str, str]]
-) -> None:
-    server = make_server(text)
-    tools = [make_tool(), make_tool("sub")]
-
-    (reply,) = (await post(server, tools=tools, tool_choice=choice)).json()["choices"]
-
-    functions = [call["function"] for call in reply["message"]["tool_calls"]]
-    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
-    assert reply["finish_reason"] == reason
-    assert [(function["name"], function["arguments"]) for function in functions] == called
-
-
-@pytest.mark.parametrize(("strict", "kind"), [(True, ConstraintKind.STRUCTURAL_TAG), (False, None)])
-async def test_a_strict_tool_is_held_to_its_schema_where_calling_is_free(
-    strict: bool, kind: ConstraintKind | None
-) -> None:
-    server = make_server()
-    await post(server, tools=[make_tool(strict=strict)])
-    assert grammar_kind(server) is kind
 
 
 @pytest.mark.parametrize(
@@ -134,14 +91,6 @@ async def test_operators_see_how_many_calls_are_faulty(
     assert line.endswith(" 2.0")
 
 
-async def test_one_call_at_a_time_where_parallel_calls_are_not_wanted() -> None:
-    server = make_server(CALL_TEXT * 2)
-
-    body = (await post(server, tools=[make_tool()], parallel_tool_calls=False)).json()
-
-    assert len(body["choices"][0]["message"]["tool_calls"]) == 1
-
-
 async def test_the_template_sees_tools_unless_none_may_be_called() -> None:
     server = make_server()
 
@@ -153,24 +102,6 @@ async def test_the_template_sees_tools_unless_none_may_be_called() -> None:
     assert [call["tools"] for call in server.tokenizer.rendered] == [[make_tool()], None, None]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [make_tool()], "tool_choice": named("other")}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": named("add")}, "tool_choice"),
-        ({"tools": [make_tool()], "functions": [{"name": "f"}]}, "functions"),
-        ({"tools": [make_tool()], "tool_choice": "required", "regex": "a"}, "tool_choice"),
-        ({"tools": [make_tool()], "tool_choice": named("add"), "guided_json": {}}, "tool_choice"),
-        ({"tools": [make_tool()], "tool_choice": "auto", "function_call": "auto"}, "function_call"),
-    ],
-)
-async def test_what_contradicts_itself_is_refused(fields: dict[str, Any], param: str) -> None:
-    response = await post(**fields)
-
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
 JSON_ANSWER = {"response_format": {"type": "json_object"}}
 SCHEMA_ANSWER = {
     "response_format": {
@@ -179,6 +110,25 @@ SCHEMA_ANSWER = {
     }
 }
 TAG_ANSWER = {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<f="]}}
+
+
+@pytest.mark.parametrize(
+    ("strict", "fields", "kind"),
+    [
+        (True, {}, ConstraintKind.STRUCTURAL_TAG),
+        (False, {}, None),
+        (True, {"tool_choice": "none"}, None),
+        (True, {"tool_choice": "none"} | JSON_ANSWER, ConstraintKind.JSON_OBJECT),
+        (False, {"tool_choice": "required"}, ConstraintKind.JSON_SCHEMA),
+        (False, {"tool_choice": named("add")}, ConstraintKind.JSON_SCHEMA),
+    ],
+)
+async def test_calls_are_held_to_schemas_where_they_are_strict_or_forced(
+    strict: bool, fields: dict[str, Any], kind: ConstraintKind | None
+) -> None:
+    server = make_server()
+    await post(server, tools=[make_tool(strict=strict)], **fields)
+    assert grammar_kind(server) is kind
 
 
 @pytest.mark.parametrize("fields", [JSON_ANSWER, SCHEMA_ANSWER, TAG_ANSWER, {"regex": "[0-9]"}])
@@ -226,20 +176,6 @@ async def test_gpt_oss_calls_before_an_answer_that_is_held_to_the_constraint_alo
     assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
     assert (message["content"], message["reasoning"]) == (None, "Hm.")
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"), [({}, None), (JSON_ANSWER, ConstraintKind.JSON_OBJECT)]
-)
-async def test_calls_are_text_where_no_tool_may_be_called(
-    fields: dict[str, Any], kind: ConstraintKind | None
-) -> None:
-    server = make_server(CALL_TEXT)
-
-    body = (await post(server, tools=[make_tool()], tool_choice="none", **fields)).json()
-
-    assert grammar_kind(server) is kind
-    assert body["choices"][0]["message"]["content"] == CALL_TEXT
 
 
 @pytest.mark.parametrize("choice", ["required", named("add")])
@@ -308,24 +244,6 @@ async def test_allowed_tools_are_all_that_the_model_may_call(mode: str) -> None:
     assert response.status_code == 200
     assert isinstance(server.tokenizer, CharTokenizer)
     assert server.tokenizer.rendered[0]["tools"] == [make_tool("sub")]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_functions_of_the_old_way_are_answered_in_the_old_way(stream: bool) -> None:
-    functions = [{"name": "add", "parameters": PARAMETERS}]
-
-    response = await post(make_server(CALL_TEXT), functions=functions, stream=stream)
-
-    if not stream:
-        (choice,) = response.json()["choices"]
-        assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a": 1}'}
-        assert choice["finish_reason"] == "function_call"
-        return
-    choices = [event["choices"][0] for event in events(response)]
-    deltas = [c["delta"]["function_call"] for c in choices if "function_call" in c["delta"]]
-    assert deltas[0] == {"name": "add", "arguments": ""}
-    assert "".join(delta["arguments"] for delta in deltas) == '{"a": 1}'
-    assert choices[-1]["finish_reason"] == "function_call"
 
 
 @pytest.mark.parametrize("name", ["a" * 128, "mcp.server-1_x"])

@@ -16,6 +16,7 @@ from tests.deployments.http.core.test_auth import make_guarded
 from tests.deployments.http.responses.test_response import (
     ADD,
     REASONING_AND_CALL,
+    in_progress,
     make_parsing_server,
 )
 
@@ -93,20 +94,15 @@ async def test_without_keys_responses_are_everybodys() -> None:
 
 async def test_a_running_response_is_its_owners() -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
-    async with make_guarded(ACCESSES["local"], "sk-a", server) as client:
-        making = asyncio.create_task(client.post(PATH, json={"input": "Hi"}))
-        async with asyncio.timeout(10):
-            while not server.client.running:
-                await asyncio.sleep(0)
-            for _ in range(50):
-                await asyncio.sleep(0)
-        (id_,) = {request.request_id.partition("#")[0] for request in server.client.requests}
+    async with (
+        make_guarded(ACCESSES["local"], "sk-a", server) as client,
+        in_progress(client, server) as (_, id_),
+    ):
         strange = {"authorization": "Bearer sk-b"}
         unseen = await client.get(f"{PATH}/{id_}", headers=strange)
         uncancelled = await client.post(f"{PATH}/{id_}/cancel", headers=strange)
         seen = await client.get(f"{PATH}/{id_}")
         cancelled = await client.post(f"{PATH}/{id_}/cancel")
-        await making
 
     assert (unseen.status_code, uncancelled.status_code) == (404, 404)
     assert (seen.json()["status"], cancelled.json()["status"]) == ("in_progress", "cancelled")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_config
+from tests.deployments.http.streams import ask
+from tests.moments import steps
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -29,8 +33,7 @@ def make_parsing_server(text: str, **api: Any) -> FakeServer:
 
 
 async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post("/v1/responses", json={"input": "Hi"} | body)
+    return await ask("/v1/responses", server, **{"input": "Hi"} | body)
 
 
 async def messages_of(**body: Any) -> Any:
@@ -39,69 +42,6 @@ async def messages_of(**body: Any) -> Any:
     response = await post(server, **body)
     assert response.status_code == 200, response.text
     return server.tokenizer.rendered[-1]["messages"]
-
-
-async def test_a_response_holds_a_message_and_the_usage() -> None:
-    body = (await post(temperature=0.5, metadata={"k": "v"}, instructions="Be brief.")).json()
-
-    (item,) = body["output"]
-    assert body["id"].startswith("resp_")
-    assert item.pop("id").startswith("msg_")
-    assert item == {
-        "type": "message",
-        "status": "completed",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
-    }
-    assert body["usage"] == {
-        "input_tokens": 42,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
-        "output_tokens": 6,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 48,
-    }
-    names = ("object", "status", "model", "temperature", "metadata", "instructions", "error")
-    values = ("response", "completed", "tiny", 0.5, {"k": "v"}, "Be brief.", None)
-    assert tuple(body[name] for name in names) == values
-
-
-async def test_the_limit_makes_a_response_incomplete() -> None:
-    body = (await post(max_output_tokens=3)).json()
-
-    assert body["status"] == "incomplete"
-    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert body["output"][0]["status"] == "incomplete"
-    assert body["output"][0]["content"][0]["text"] == "Par"
-
-
-async def test_reasoning_text_and_calls_are_items_in_order() -> None:
-    body = (await post(make_parsing_server(REASONING_AND_CALL), tools=[ADD])).json()
-
-    reasoning, message, call = body["output"]
-    assert reasoning["type"] == "reasoning"
-    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
-    assert message["content"][0]["text"].startswith("Look:")
-    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "add", '{"a": 1}')
-    assert call["call_id"] != call["id"]
-    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    assert body["tools"] == [{**ADD, "strict": None}]
-
-
-async def test_log_probabilities_are_those_of_the_texts_tokens() -> None:
-    body = (await post(include=["message.output_text.logprobs"], top_logprobs=1)).json()
-
-    entries = body["output"][0]["content"][0]["logprobs"]
-    assert [entry["token"] for entry in entries] == list("Paris.")
-    assert entries[0]["top_logprobs"][0]["token"] == "P"
-
-
-async def test_log_probabilities_of_reasoning_are_not_those_of_the_text() -> None:
-    server = make_parsing_server("<think>a</think>bc")
-    body = (await post(server, top_logprobs=0)).json()
-
-    entries = body["output"][1]["content"][0]["logprobs"]
-    assert "".join(entry["token"] for entry in entries).endswith("bc")
-    assert len(entries) < len("<think>a</think>bc")
 
 
 async def test_items_become_messages() -> None:
@@ -166,38 +106,6 @@ async def test_an_answer_sent_back_as_it_came_is_understood() -> None:
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[1]["reasoning_content"] == "Hm."
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("text_format", "source"),
-    [
-        ({"type": "json_object"}, "json_object"),
-        ({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, "json_schema"),
-    ],
-)
-async def test_a_text_format_becomes_a_grammar(text_format: Any, source: str) -> None:
-    server = FakeServer()
-    response = await post(server, text={"format": text_format})
-
-    ((constraint, _),) = server.grammars.asked
-    assert constraint.kind == source
-    assert response.json()["text"]["format"] == text_format
-
-
-@pytest.mark.parametrize("stop", ["x", ["x"]])
-async def test_a_stop_is_a_text_or_several(stop: Any) -> None:
-    server = FakeServer()
-    await post(server, stop=stop)
-    assert server.client.requests[0].sampling.stop == ("x",)
-
-
-async def test_a_named_tool_must_be_called() -> None:
-    server = make_parsing_server("x")
-    choice = {"type": "function", "name": "add"}
-    response = await post(server, tools=[ADD], tool_choice=choice)
-
-    assert len(server.grammars.asked) == 1
-    assert response.json()["tool_choice"] == choice
 
 
 async def test_a_response_continues_another() -> None:
@@ -311,16 +219,24 @@ async def test_without_a_store_nothing_can_be_continued() -> None:
     assert (error["param"], error["code"]) == ("previous_response_id", "unsupported")
 
 
+@asynccontextmanager
+async def in_progress(
+    client: httpx.AsyncClient, server: FakeServer
+) -> AsyncGenerator[tuple[asyncio.Task[httpx.Response], str], None]:
+    """Start a response; yield its task and its id once the engine works on it."""
+    making = asyncio.create_task(client.post("/v1/responses", json={"input": "Hi"}))
+    async with asyncio.timeout(10):
+        while not server.client.running:
+            await asyncio.sleep(0)
+        await steps(50)
+        (id_,) = {request.request_id.partition("#")[0] for request in server.client.requests}
+        yield making, id_
+        await making
+
+
 async def test_a_running_response_can_be_read_and_cancelled() -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
-    async with make_client(server) as client:
-        making = asyncio.create_task(client.post("/v1/responses", json={"input": "Hi"}))
-        async with asyncio.timeout(10):
-            while not server.client.running:
-                await asyncio.sleep(0)
-            for _ in range(50):
-                await asyncio.sleep(0)
-        (id_,) = {request.request_id.partition("#")[0] for request in server.client.requests}
+    async with make_client(server) as client, in_progress(client, server) as (making, id_):
         running = await client.get(f"/v1/responses/{id_}")
         cancelled = await client.post(f"/v1/responses/{id_}/cancel")
         made = await making

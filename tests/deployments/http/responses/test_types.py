@@ -1,7 +1,8 @@
-"""Responses, their events and their items, compared with the types of the official client."""
+"""Responses, their events and items: as always, and of the types of the official client."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,30 +15,30 @@ from pydantic import BaseModel, TypeAdapter
 
 from remora.configs.errors import EngineError
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
-from tests.deployments.http.responses.test_events import stream
+from tests.deployments.http.golden import check_golden
 from tests.deployments.http.responses.test_response import (
     ADD,
     REASONING_AND_CALL,
     SCHEMA,
     make_parsing_server,
+    post,
 )
 from tests.deployments.http.streams import named_events
 
+HERE = Path(__file__).parent
+CUT = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
 EVENT: TypeAdapter[BaseModel] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[BaseModel] = TypeAdapter(ResponseItem)
 FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "text": ("Paris.", {}),
-    "cut_off": ("Paris.", {"max_output_tokens": 2}),
-    "logprobs": ("Paris.", {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}),
-    "format": ('x</think>{"a": 1}', {"text": FORMAT}),
-    "reasoning_and_call": (REASONING_AND_CALL, {"tools": [ADD], "tool_choice": "auto"}),
-    "named_tool": (
-        'x</think>{"a": 1}',
-        {"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}},
+CASES: dict[str, tuple[FakeServer, dict[str, Any]]] = {
+    "text": (FakeServer(), {"temperature": 0.5, "stop": "x"}),
+    "text_cut_off": (FakeServer(), {"max_output_tokens": 2}),
+    "logprobs": (
+        FakeServer(),
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"], "max_output_tokens": 2},
     ),
     "told_back": (
-        "Paris.",
+        FakeServer(),
         {
             "instructions": "Be brief.",
             "metadata": {"k": "v"},
@@ -47,11 +48,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "service_tier": "auto",
         },
     ),
+    "reasoning_cut_off": (make_parsing_server("Paris."), {"max_output_tokens": 2}),
+    "nothing": (make_parsing_server("<think>"), {}),
+    "logprobs_after_reasoning": (make_parsing_server("a</think>b"), {"top_logprobs": 0}),
+    "format": (make_parsing_server('x</think>{"a": 1}'), {"text": FORMAT}),
+    "reasoning_and_call": (
+        make_parsing_server(REASONING_AND_CALL),
+        {"tools": [ADD], "tool_choice": "auto"},
+    ),
+    "call_cut_off": (
+        make_parsing_server(REASONING_AND_CALL),
+        {"tools": [ADD], "max_output_tokens": CUT},
+    ),
+    "named_tool": (
+        make_parsing_server('x</think>{"a": 1}'),
+        {"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}},
+    ),
 }
 
 
-# The service sends the former, though the types omit it; some versions of the client require a
-# `name` in the last event of a call's arguments.
+# The service sends `store` and `bytes`, though the types omit them; some versions of the client
+# require a `name` in the last event of a call's arguments.
 UNTYPED = {"store", "response.store", "name"}
 
 
@@ -62,13 +79,15 @@ def unknown_to(model: BaseModel, place: str = "") -> list[str]:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, BaseModel):
                 found += unknown_to(part, f"{place}{name}.")
-    return [name for name in found if name not in UNTYPED]
+    return [name for name in found if name not in UNTYPED and not name.endswith("bytes")]
 
 
 @pytest.mark.parametrize("name", CASES)
 async def test_every_event_is_one_of_the_clients(name: str) -> None:
-    text, fields = CASES[name]
-    events = named_events(await stream(make_parsing_server(text), **fields))
+    server, fields = CASES[name]
+    response = await post(server, **fields, stream=True)
+    check_golden(HERE, f"{name}, streamed", response)
+    events = named_events(response)
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
@@ -79,21 +98,27 @@ async def test_every_event_is_one_of_the_clients(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 async def test_a_whole_response_is_the_clients(name: str) -> None:
-    text, fields = CASES[name]
-    response = await stream(make_parsing_server(text), **fields, stream=False)
+    server, fields = CASES[name]
+    response = await post(server, **fields)
 
+    check_golden(HERE, name, response)
     assert unknown_to(Response.model_validate(response.json())) == []
 
 
 @pytest.mark.parametrize("fail_at", [1, 4])
-async def test_a_late_error_is_two_events_of_the_clients(fail_at: int) -> None:
-    server = FakeServer(FakeEngine(error=EngineError("m"), fail_at=fail_at))
-    events = named_events(await stream(server))
+async def test_a_late_error_is_two_events_of_the_clients_and_nothing_is_stored(
+    fail_at: int,
+) -> None:
+    server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=fail_at))
+    async with make_client(server) as client:
+        response = await client.post("/v1/responses", json={"input": "Hi", "stream": True})
+        events = named_events(response)
+        stored = await client.get(f"/v1/responses/{events[0]['response']['id']}")
 
-    assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    check_golden(HERE, f"late error {fail_at}", response)
     for event in events:
         assert unknown_to(EVENT.validate_python(event)) == []
+    assert stored.status_code == 404
 
 
 async def test_the_items_of_an_input_are_the_clients() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.deployments.fakes import FakeServer, make_client, make_server_config
+from tests.deployments.fakes import FakeServer, make_server_config
+from tests.deployments.http.streams import ask
 
 
 def make_server(**sections: Any) -> FakeServer:
     return FakeServer(config=make_server_config(**sections))
 
 
-async def post(server: FakeServer, **body: Any) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post("/generate", json={"text": "ab", **body})
+post = partial(ask, "/generate", text="ab")
 
 
 @pytest.mark.observes("api.hidden_states")
@@ -35,11 +34,6 @@ async def test_they_are_only_returned_on_request(asked: dict[str, Any]) -> None:
     server = make_server(api={"hidden_states": True})
     await post(server, **asked)
     assert not server.client.requests[0].sampling.hidden_states
-
-
-async def test_a_server_without_them_refuses() -> None:
-    response = await post(make_server(), return_hidden_states=True)
-    assert response.json()["error"]["param"] == "return_hidden_states"
 
 
 @pytest.mark.observes("limits.max_hidden_tokens")

@@ -41,18 +41,3 @@ async def test_a_call_of_generate_names_one_for_all_its_prompts() -> None:
     response, requests = await sent("/generate", body)
     assert response.status_code == 200, response.text
     assert [request.sampling.custom_logit_processor for request in requests] == ["own", "edit"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"custom_params": {"id": 3}}, "custom_params"),
-        ({"custom_logit_processor": "x", "custom_params": [1]}, "custom_params"),
-        ({"custom_logit_processor": ""}, "custom_logit_processor"),
-        ({"custom_logit_processor": {"code": "..."}}, "custom_logit_processor"),
-    ],
-)
-async def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
-    response, requests = await sent("/v1/completions", BODIES["/v1/completions"] | fields)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-    assert requests == []

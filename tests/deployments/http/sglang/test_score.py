@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from remora.deployments import llm_server
 from remora.deployments.http.sglang import score as scoring
-from remora.deployments.llm_server import LLMServer
 from tests.conftest import TinyCheckpoints
-from tests.deployments.fakes import FakeServer, make_client, make_plan
+from tests.deployments.fakes import FakeServer
+from tests.deployments.http.streams import ask
+from tests.deployments.pooling_replica import replica
 
 QUERY = [17, 300, 42]
 ITEMS = [[5, 6, 7], [8], [99, 100]]
 LABELS = [3, 511, 42]
-
-
-@asynccontextmanager
-async def replica(path: Path) -> AsyncGenerator[httpx.AsyncClient, None]:
-    server = LLMServer.__new__(LLMServer)
-    model = {"path": str(path), "dtype": "float32"}
-    engine = {"kv_tokens": 2048, "num_threads": 1}
-    await server.__init__({"model": model, "engine": engine})  # type: ignore[misc]
-    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
-    async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
-        yield client
-    server.client.close()
+SECTIONS = {"model": {"dtype": "float32"}, "engine": {"kv_tokens": 2048, "num_threads": 1}}
 
 
 async def scores(client: httpx.AsyncClient, **fields: Any) -> Any:
@@ -44,8 +30,7 @@ async def scores(client: httpx.AsyncClient, **fields: Any) -> Any:
 async def test_scores_of_items_are_those_of_separate_calls_and_add_up(
     tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
-    async with replica(tiny_checkpoints("llama")) as client:
+    async with replica(tiny_checkpoints("llama"), monkeypatch, **SECTIONS) as (client, _):
         together = await scores(client)
         apart = [(await scores(client, items=[item]))[0] for item in ITEMS]
         everything = await scores(client, label_token_ids=list(range(512)))
@@ -67,32 +52,10 @@ async def test_scores_of_items_are_those_of_separate_calls_and_add_up(
 
 async def test_texts_are_joined_and_told_in_usage() -> None:
     server = FakeServer()
-    body = {"query": "ab", "items": ["c", "de"], "label_token_ids": [80, 33]}
-    async with make_client(server) as client:
-        answer = (await client.post("/v1/score", json=body)).json()
+    body: dict[str, Any] = {"query": "ab", "items": ["c", "de"], "label_token_ids": [80, 33]}
+    answer = (await ask("/v1/score", server, **body)).json()
 
     asked = ["".join(map(chr, request.prompt_ids)) for request in server.client.requests]
     assert asked == ["abc", "abde"]
     assert answer["scores"] == [[math.exp(-0.5), math.exp(-1.5)]] * 2
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"items": [[1]]}, "items"),
-        ({"items": []}, "items"),
-        ({"items": ["a" * 2000]}, "items"),
-        ({"items": ["a"] * 9}, "items"),
-        ({"label_token_ids": [257]}, "label_token_ids"),
-        ({"label_token_ids": []}, "label_token_ids"),
-        ({"query": 1}, "query"),
-    ],
-)
-async def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], param: str) -> None:
-    body = {"query": "ab", "items": "c", "label_token_ids": [80]} | fields
-    async with make_client(FakeServer(plan=make_plan())) as client:
-        response = await client.post("/v1/score", json=body)
-
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
