@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ BUSY = """
 """
 
 
-def both(
+def render(
     source: str,
     messages: list[dict[str, Any]],
     *,
@@ -62,11 +63,8 @@ def both(
     tools: list[dict[str, Any]] | None = None,
     documents: list[dict[str, Any]] | None = None,
     **variables: Any,
-) -> tuple[str, str]:
-    """Return what we render, and what transformers does."""
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = source
-    ours = ChatTemplate(source, tokenizer.special_tokens_map).render(
+) -> str:
+    return ChatTemplate(source, make_tiny_tokenizer().special_tokens_map).render(
         messages,
         add_generation_prompt=prompt,
         continue_final_message=continued,
@@ -74,42 +72,28 @@ def both(
         tools=tools,
         documents=documents,
     )
+
+
+def both(
+    source: str,
+    messages: list[dict[str, Any]],
+    *,
+    prompt: bool = True,
+    continued: bool = False,
+    **options: Any,
+) -> tuple[str, str]:
+    """Return what we render, and what transformers does; `options` as of `render`."""
+    ours = render(source, messages, prompt=prompt, continued=continued, **options)
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = source
     theirs = tokenizer.apply_chat_template(
         messages,
         tokenize=False,
         add_generation_prompt=prompt,
         continue_final_message=continued,
-        tools=tools,
-        documents=documents,
-        **variables,
+        **options,
     )
     return ours, theirs
-
-
-@pytest.mark.parametrize("source", [CHAT_TEMPLATE, BUSY])
-@pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [USER],
-        [{"role": "system", "content": " Be brief. "}, USER, {"role": "assistant", "content": "y"}],
-        [USER] * 9,
-        [{"role": "user", "content": "line\n  line\n", "name": None}],
-    ],
-)
-def test_chats_come_out_as_under_transformers(
-    source: str, prompt: bool, messages: list[dict[str, Any]]
-) -> None:
-    ours, theirs = both(source, messages, prompt=prompt)
-
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("messages", [[PARTS], [USER, THOUGHT, USER]])
-def test_parts_and_thoughts_come_out_as_under_transformers(messages: list[dict[str, Any]]) -> None:
-    ours, theirs = both(BUSY, messages, mood="calm", eos_token="<END>")
-
-    assert ours == theirs
 
 
 TOOLS = [
@@ -134,16 +118,46 @@ WITH_TOOLS = """
     {%- for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
     {%- if m.tool_call_id is defined %} {{ m.tool_call_id }}{% endif %}
 {% endfor %}"""
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+CHATS: list[list[dict[str, Any]]] = [
+    [USER],
+    [{"role": "system", "content": " Be brief. "}, USER, {"role": "assistant", "content": "y"}],
+    [USER] * 9,
+    [{"role": "user", "content": "line\n  line\n", "name": None}],
+]
+AS_JSON = "{% for m in messages %}{{ m.content is defined }}{{ m | tojson }}{% endfor %}"
+TRIMMED = "{{ messages[-1].content | trim }}<END>"
+JOINED = "{{ messages[0].content | map(attribute='text') | join('+') }}<END>"
+OPEN_ENDS = ("Hello th", "ends in space ", "  \n", "twice twice")
+CONTINUED = {"prompt": False, "continued": True}
 
 
-@pytest.mark.parametrize("tools", [None, TOOLS])
-@pytest.mark.parametrize("documents", [None, DOCUMENTS])
-def test_tools_and_documents_come_out_as_under_transformers(
-    tools: list[dict[str, Any]] | None, documents: list[dict[str, Any]] | None
+@pytest.mark.parametrize(
+    ("source", "messages", "options"),
+    [
+        *(
+            (source, chat, {"prompt": prompt})
+            for source, chat, prompt in product((CHAT_TEMPLATE, BUSY), CHATS, (True, False))
+        ),
+        *((BUSY, chat, {"mood": "calm", "eos_token": "<END>"})
+          for chat in ([PARTS], [USER, THOUGHT, USER])),
+        *(
+            (WITH_TOOLS, [USER, TOOL_CALL, RESULT], {"tools": tools, "documents": documents})
+            for tools, documents in product((None, TOOLS), (None, DOCUMENTS))
+        ),
+        (AS_JSON, [USER, TOOL_CALL], {}),
+        # An open final message is continued.
+        *(
+            (source, [USER, {"role": "assistant", "content": content}], CONTINUED)
+            for source, content in product((CHAT_TEMPLATE, TRIMMED), OPEN_ENDS)
+        ),
+        (JOINED, [PARTS], CONTINUED),
+    ],
+)  # fmt: skip
+def test_chats_come_out_as_under_transformers(
+    source: str, messages: list[dict[str, Any]], options: dict[str, Any]
 ) -> None:
-    result = {"role": "tool", "tool_call_id": "c1", "content": "3"}
-
-    ours, theirs = both(WITH_TOOLS, [USER, TOOL_CALL, result], tools=tools, documents=documents)
+    ours, theirs = both(source, messages, **options)
 
     assert ours == theirs
 
@@ -172,58 +186,19 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 )
 def test_a_rendering_has_limits(source: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ChatTemplate(source, {}).render(
-            [USER], add_generation_prompt=True, continue_final_message=False, variables={}
-        )
+        render(source, [USER])
 
 
 def test_small_products_and_powers_come_out() -> None:
-    written = ChatTemplate("{{ '-' * 3 }}{{ 2 * [7] }}{{ 2 ** 10 }}{{ 2.5 * 2 }}", {}).render(
-        [USER], add_generation_prompt=True, continue_final_message=False, variables={}
-    )
+    written = render("{{ '-' * 3 }}{{ 2 * [7] }}{{ 2 ** 10 }}{{ 2.5 * 2 }}", [USER])
 
     assert written == "---[7, 7]10245.0"
 
 
 def test_a_rendering_at_the_limit_of_its_length_comes_out() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
     text = "a" * MAX_RENDER_CHARS
 
-    ours = template.render(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=False,
-        continue_final_message=False,
-        variables={},
-    )
-
-    assert ours == text
-
-
-def test_calls_of_tools_come_out_as_under_transformers() -> None:
-    source = "{% for m in messages %}{{ m.content is defined }}{{ m | tojson }}{% endfor %}"
-
-    ours, theirs = both(source, [USER, TOOL_CALL])
-
-    assert ours == theirs
-    assert '"é<"' in ours
-
-
-@pytest.mark.parametrize("source", [CHAT_TEMPLATE, "{{ messages[-1].content | trim }}<END>"])
-@pytest.mark.parametrize("content", ["Hello th", "ends in space ", "  \n", "twice twice"])
-def test_an_open_message_ends_as_under_transformers(source: str, content: str) -> None:
-    messages = [USER, {"role": "assistant", "content": content}]
-
-    ours, theirs = both(source, messages, prompt=False, continued=True)
-
-    assert ours == theirs
-
-
-def test_the_last_text_of_several_parts_can_be_continued() -> None:
-    source = "{{ messages[0].content | map(attribute='text') | join('+') }}<END>"
-
-    ours, theirs = both(source, [PARTS], prompt=False, continued=True)
-
-    assert ours == theirs == "one+two  "
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
 
 
 @pytest.mark.parametrize(
@@ -238,15 +213,11 @@ def test_a_message_that_cannot_be_continued_is_refused(
     source: str, message: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        ChatTemplate(source, {}).render(
-            [message], add_generation_prompt=False, continue_final_message=True, variables={}
-        )
+        render(source, [message], prompt=False, continued=True)
 
 
 def test_a_template_knows_the_time() -> None:
-    ours, _ = both("{{ strftime_now('%Y') }}", [USER])
-
-    assert abs(int(ours) - datetime.now().year) <= 1
+    assert abs(int(render("{{ strftime_now('%Y') }}", [USER])) - datetime.now().year) <= 1
 
 
 @pytest.mark.parametrize(
@@ -262,9 +233,9 @@ def test_a_template_knows_the_time() -> None:
 )
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(SecurityError):
-        both(source, [USER])
+        render(source, [USER])
 
 
 def test_objects_that_are_no_data_are_refused() -> None:
     with pytest.raises(ValueError, match="holds a object"):
-        both("{{ x }}", [USER], x=object())
+        render("{{ x }}", [USER], x=object())

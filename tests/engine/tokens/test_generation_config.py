@@ -17,38 +17,31 @@ def write(folder: Path, content: Any, name: str = "generation_config.json") -> P
     return folder
 
 
-def test_sampling_values_come_under_our_names(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "do_sample": True,
-            "temperature": 0.6,
-            "top_p": 0.9,
-            "top_k": 20,
-            "min_p": None,
-            "repetition_penalty": 1.05,
-            "max_new_tokens": 2048,
-            "max_length": 20,
-        },
-    )
-
-    assert read_generation_defaults(tmp_path) == {
-        "temperature": 0.6,
-        "top_p": 0.9,
-        "top_k": 20,
-        "repetition_penalty": 1.05,
-        "max_tokens": 2048,
-    }
+@pytest.mark.parametrize(
+    ("content", "defaults"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None},
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20},
+        ),
+        (
+            {"repetition_penalty": 1.05, "max_new_tokens": 2048, "max_length": 20},
+            {"repetition_penalty": 1.05, "max_tokens": 2048},
+        ),
+        ({"top_k": -1}, {"top_k": 0}),  # off
+        ({"do_sample": False, "top_p": 0.9}, {"temperature": 0.0, "top_p": 0.9}),
+    ],
+)
+def test_sampling_values_come_under_our_names(
+    tmp_path: Path, content: dict[str, Any], defaults: dict[str, Any]
+) -> None:
+    assert read_generation_defaults(write(tmp_path, content)) == defaults
 
 
 def test_a_checkpoint_may_say_nothing(tmp_path: Path) -> None:
     assert read_generation_defaults(tmp_path) == {}
     assert read_generation_defaults(tmp_path / "model.gguf") == {}
     assert read_eos_token_ids(tmp_path) == ()
-
-
-def test_a_negative_top_k_means_off(tmp_path: Path) -> None:
-    assert read_generation_defaults(write(tmp_path, {"top_k": -1})) == {"top_k": 0}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +66,3 @@ def test_end_ids_of_the_model_config_count_only_without_a_generation_config(
 
     write(tmp_path, {"eos_token_id": 4})
     assert read_eos_token_ids(tmp_path) == (4,)
-
-
-def test_a_checkpoint_that_says_greedy_is_taken_at_its_word(tmp_path: Path) -> None:
-    write(tmp_path, {"do_sample": False, "top_p": 0.9})
-
-    assert read_generation_defaults(tmp_path) == {"temperature": 0.0, "top_p": 0.9}

@@ -171,34 +171,58 @@ def test_a_stop_string_cuts_text_and_ids_and_asks_for_an_abort() -> None:
     assert processor.process([make_event(ids, finish_reason=FinishReason.ABORT)]) == []
 
 
-def test_a_stop_string_can_be_part_of_the_text() -> None:
-    processor = make_processor(stop=("lazy",), include_stop_in_output=True)
-
-    (output,) = processor.process([make_event(ids_of("the lazy dog"))])
-
-    assert output.text == "the lazy"
-
-
-def test_a_sequence_that_the_engine_ended_needs_no_abort() -> None:
-    processor = make_processor(stop=("dog",))
-
-    (output,) = processor.process(
-        [make_event(ids_of("lazy dog"), finish_reason=FinishReason.LENGTH)]
-    )
-
-    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, "dog")
-    assert processor.take_stopped() == []
+LENGTH: dict[str, Any] = {"finish_reason": FinishReason.LENGTH}
+STOP = FinishReason.STOP
+OWN_END: dict[str, Any] = {"finish_reason": STOP, "stop_token_id": EOS}
+(PERIOD,) = ids_of(".")
+AT_PERIOD: dict[str, Any] = {"finish_reason": STOP, "stop_token_id": PERIOD}
+DOG = ids_of("dog")
 
 
-def test_stop_strings_count_only_after_min_tokens() -> None:
-    ids = ids_of("dog dog dog")
-    num_first = len(ids_of("dog"))
-    processor = make_processor(stop=("dog",), min_tokens=num_first)
+@pytest.mark.parametrize(
+    ("params", "ids", "event", "text", "end", "stopped"),
+    [
+        # A stop string may be shown; one that comes with the engine's own end needs no abort.
+        ({"stop": ("lazy",), "include_stop_in_output": True}, ids_of("the lazy dog"), {},
+         "the lazy", (STOP, "lazy"), [0]),
+        ({"stop": ("dog",)}, ids_of("lazy dog"), LENGTH, "lazy ", (STOP, "dog"), []),
+        # Stop strings count only after min_tokens.
+        ({"stop": ("dog",), "min_tokens": len(DOG)}, ids_of("dog dog dog"), {},
+         "dog ", (STOP, "dog"), [0]),
+        ({"stop_regex": ("[0-9]{2}",)}, ids_of("chapter 1, chapter 23 and on"), {},
+         "chapter 1, chapter ", (STOP, "23"), [0]),
+        # What an expression held back is shown at the end.
+        ({"stop_regex": ("[0-9]{9}",), "include_stop_in_output": True}, ids_of("only 123"), LENGTH,
+         "only 123", (FinishReason.LENGTH, None), []),
+        # The model's own end has no reason and no text.
+        ({"skip_special_tokens": True}, [*DOG, EOS], OWN_END, "dog", (STOP, None), []),
+        ({"skip_special_tokens": False}, [*DOG, EOS], OWN_END, "dog", (STOP, None), []),
+        # A stop ID of the caller is the reason, or text where it does not end the sequence.
+        ({"stop_token_ids": (PERIOD,)}, [*DOG, PERIOD], AT_PERIOD, "dog", (STOP, PERIOD), []),
+        ({"stop_token_ids": (PERIOD,), "include_stop_in_output": True}, [*DOG, PERIOD], AT_PERIOD,
+         "dog.", (STOP, PERIOD), []),
+        ({"stop_token_ids": (PERIOD,), "min_tokens": 5}, [PERIOD, *DOG], {},
+         ".dog", (None, None), []),
+        # A complete grammar shows its last token.
+        ({}, ids_of("{}"), {"finish_reason": STOP}, "{}", (STOP, None), []),
+    ],
+)  # fmt: skip
+def test_an_output_ends_where_its_request_says(
+    params: dict[str, Any],
+    ids: list[int],
+    event: dict[str, Any],
+    text: str,
+    end: tuple[FinishReason | None, str | int | None],
+    stopped: list[int],
+) -> None:
+    processor = make_processor(**params)
 
-    (output,) = processor.process([make_event(ids)])
+    outputs = processor.process([make_event(ids, **event)])
 
-    assert output.text == "dog "
-    assert output.stop_reason == "dog"
+    assert "".join(output.text for output in outputs) == text
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == end
+    assert isinstance(end[1], str) or list(outputs[-1].token_ids) == ids
+    assert processor.take_stopped() == stopped
 
 
 def test_text_that_only_looked_like_a_stop_string_comes_at_the_end() -> None:
@@ -210,46 +234,6 @@ def test_text_that_only_looked_like_a_stop_string_comes_at_the_end() -> None:
     assert first.text + last.text == "lazy dog"
     assert first.text == "lazy "
     assert last.finish_reason == FinishReason.ABORT
-
-
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
-def test_the_models_own_end_has_no_reason_and_no_text(skip_special_tokens: bool) -> None:
-    processor = make_processor(skip_special_tokens=skip_special_tokens)
-
-    (output,) = processor.process(
-        [make_event([*ids_of("dog"), EOS], finish_reason=FinishReason.STOP, stop_token_id=EOS)]
-    )
-
-    assert output.text == "dog"
-    assert output.token_ids[-1] == EOS
-    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, None)
-
-
-@pytest.mark.parametrize(("include", "text"), [(False, "lazy"), (True, "lazy.")])
-def test_a_stop_id_of_the_caller_is_the_reason(include: bool, text: str) -> None:
-    (period,) = ids_of(".")
-    processor = make_processor(stop_token_ids=(period,), include_stop_in_output=include)
-
-    (output,) = processor.process(
-        [
-            make_event(
-                [*ids_of("lazy"), period], finish_reason=FinishReason.STOP, stop_token_id=period
-            )
-        ]
-    )
-
-    assert output.text == text
-    assert output.token_ids[-1] == period
-    assert output.stop_reason == period
-
-
-def test_a_stop_id_that_does_not_end_the_sequence_is_text() -> None:
-    (period,) = ids_of(".")
-    processor = make_processor(stop_token_ids=(period,), min_tokens=5)
-
-    (output,) = processor.process([make_event([period, *ids_of("a")])])
-
-    assert output.text == ".a"
 
 
 def test_prompt_logprobs_come_once_with_the_first_token_of_index_0() -> None:
@@ -289,24 +273,6 @@ def test_without_tokenizer_there_are_ids_and_no_text() -> None:
     assert processor.is_finished
 
 
-def test_a_stop_expression_ends_the_output_before_what_it_matches() -> None:
-    processor = make_processor(stop_regex=("[0-9]{2}",))
-
-    outputs = processor.process([make_event(ids_of("chapter 1, chapter 23 and on"))])
-
-    assert "".join(output.text for output in outputs) == "chapter 1, chapter "
-    assert outputs[-1].finish_reason is FinishReason.STOP
-    assert outputs[-1].stop_reason == "23"
-    assert processor.take_stopped() == [0]
-
-
-def test_what_an_expression_held_back_is_shown_at_the_end() -> None:
-    processor = make_processor(stop_regex=("[0-9]{9}",), include_stop_in_output=True)
-    event = make_event(ids_of("only 123"), finish_reason=FinishReason.LENGTH)
-
-    assert "".join(output.text for output in processor.process([event])) == "only 123"
-
-
 def test_a_healed_prompt_is_not_repeated() -> None:
     request = Request(
         request_id="r", prompt_ids=ids_of("Say: wor"), sampling=SamplingParams(), heal=True
@@ -318,13 +284,3 @@ def test_a_healed_prompt_is_not_repeated() -> None:
 
     assert "".join(output.text for output in outputs) == "ld"
     assert outputs[-1].num_output_tokens == len(ids)
-
-
-def test_a_complete_grammar_shows_its_last_token() -> None:
-    processor = make_processor()
-    event = make_event(ids_of("{}"), finish_reason=FinishReason.STOP, stop_token_id=None)
-
-    (output,) = processor.process([event])
-
-    assert output.text == "{}"
-    assert output.stop_reason is None

@@ -97,20 +97,3 @@ def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: tuple[
         ends = [text[start : place + 1] for start in range(place + 1)]
         openings = [end for end in ends if any(one.startswith(end) for one in stops)]
         assert held == max(openings, key=len, default="")
-
-
-def test_a_stop_string_across_pieces_is_never_shown() -> None:
-    finder = StopTexts(("<end>",), include=False)
-
-    pieces = [finder.push(piece) for piece in ("Paris<", "e", "nd", "> and more")]
-
-    assert pieces == [("Paris", None), ("", None), ("", None), ("", "<end>")]
-
-
-def test_what_only_looked_like_a_stop_string_is_shown() -> None:
-    finder = StopTexts(("<end>",), include=False)
-
-    assert finder.push("a<en") == ("a", None)
-    assert finder.push("ough") == ("<enough", None)
-    assert finder.push("<e") == ("", None)
-    assert finder.finish() == "<e"

@@ -8,7 +8,7 @@ import sys
 import pytest
 from jinja2.exceptions import SecurityError
 
-from tests.engine.tokens.test_chat_template import TOOLS, USER, both
+from tests.engine.tokens.test_chat_template import TOOLS, USER, both, render
 
 
 def test_nothing_that_a_template_can_do_takes_more_memory_than_it_may() -> None:
@@ -95,4 +95,4 @@ def test_other_parts_of_the_language_come_out_as_under_transformers(source: str)
 @pytest.mark.parametrize("made", ["'a'.encode('utf-32')", "(5).to_bytes(10 ** 10)"])
 def test_templates_make_no_bytes(made: str) -> None:
     with pytest.raises(SecurityError, match="unsafe"):
-        both("{{ " + made + " }}", [USER])
+        render("{{ " + made + " }}", [USER])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,11 @@ def test_a_folder_is_loaded_with_all_ids_that_end_a_sequence(folder: Path) -> No
     assert tokenizer.vocab_size == VOCAB_SIZE
 
 
-def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        Tokenizer.load(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "{}", "[]"])
-def test_a_broken_tokenizer_file_is_refused(folder: Path, content: str) -> None:
-    (folder / "tokenizer.json").write_text(content)
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]"])
+def test_a_missing_or_broken_tokenizer_file_is_refused(folder: Path, content: str | None) -> None:
+    (folder / "tokenizer.json").unlink()
+    if content is not None:
+        (folder / "tokenizer.json").write_text(content)
 
     with pytest.raises(ConfigError, match="no tokenizer"):
         Tokenizer.load(folder)
@@ -105,21 +102,13 @@ def test_sentencepiece_tokens_keep_their_leading_space() -> None:
 
 def test_one_tokenizer_serves_many_threads() -> None:
     texts = [f"{number} " * 40 + "🙂" for number in range(8)]
-    failures: list[str] = []
 
-    def work(text: str) -> None:
-        for _ in range(50):
-            ids = TINY.encode(text, add_special_tokens=False)
-            if TINY.decode(ids, skip_special_tokens=False) != text:
-                failures.append(text)
+    def survives(text: str) -> bool:
+        rounds = (TINY.encode(text, add_special_tokens=False) for _ in range(50))
+        return all(TINY.decode(ids, skip_special_tokens=False) == text for ids in rounds)
 
-    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert not failures
+    with ThreadPoolExecutor(len(texts)) as threads:
+        assert all(threads.map(survives, texts))
 
 
 def test_a_chat_is_written_by_the_template() -> None:
@@ -143,19 +132,6 @@ def test_a_final_message_can_be_continued() -> None:
     assert text.endswith("<|im_start|>assistant\nHello th")
 
 
-def test_variables_reach_the_template() -> None:
-    tokenizer = make_with_template("{{ mood }}:{{ messages[0].content }}")
-
-    assert tokenizer.render_chat([USER], template_kwargs={"mood": "calm"}) == "calm:Hi"
-
-
-def test_a_template_cannot_reach_the_interpreter() -> None:
-    tokenizer = make_with_template("{{ messages.__class__.__mro__ }}")
-
-    with pytest.raises(InvalidRequest, match="unsafe"):
-        tokenizer.render_chat([USER])
-
-
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -165,6 +141,7 @@ def test_a_template_cannot_reach_the_interpreter() -> None:
         ("{{ messages[0].content + 1 }}", "str"),
         ("{{ 1 / 0 }}", "zero"),
         ("{% for", "end of template"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
     ],
 )
 def test_what_a_template_raises_is_told_to_the_caller(template: str, words: str) -> None:
@@ -204,50 +181,47 @@ def test_chats_that_make_no_sense_are_refused(
     assert caught.value.param == param
 
 
+def called_with(arguments: str) -> dict[str, Any]:
+    call = {"id": "c1", "function": {"name": "add", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}],
-}
+CALLED = called_with('{"a": 1}')
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
 
 
-def test_tools_are_described_where_the_template_knows_none() -> None:
-    text = TINY.render_chat([USER], tools=[ADD])
+def test_tools_and_earlier_calls_are_described_where_the_template_knows_none() -> None:
+    text = TINY.render_chat([USER, CALLED, RESULT], tools=[ADD])
 
     assert text.startswith("<|im_start|>system\nYou can call these functions.")
     assert '{"name": "add", "parameters": {"type": "object"}}' in text
-
-
-def test_earlier_calls_come_out_where_the_template_knows_none() -> None:
-    text = TINY.render_chat([USER, CALLED, RESULT])
-
     assert '<|im_start|>assistant\n[{"name": "add", "parameters": {"a": 1}}]<|im_end|>' in text
     assert "<|im_start|>user\nThe call of add (c1) returned: 3<|im_end|>" in text
 
 
-def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
-    tokenizer = make_with_template(
-        "{{ tools | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
-        "{{ c.function.arguments.a }}{% endfor %}|{{ m.role }} {{ m.name }}{% endfor %}"
-    )
-
-    text = tokenizer.render_chat([USER, CALLED, RESULT], tools=[ADD])
-
-    assert text == "1|user 1|assistant |tool add"
+ARGUMENTS = "{% if tools %}{% endif %}{{ messages[0].tool_calls[0].function.arguments }}"
+CALLS = (
+    "{{ tools | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments.a }}{% endfor %}|{{ m.role }} {{ m.name }}{% endfor %}"
+)
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "3"])
-def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
-    tokenizer = make_with_template(
-        "{% if tools %}{% endif %}{{ messages[0].tool_calls[0].function.arguments }}"
-    )
-    call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
-
-    text = tokenizer.render_chat([{"role": "assistant", "tool_calls": [call]}])
-
-    assert text == arguments
+@pytest.mark.parametrize(
+    ("template", "messages", "options", "text"),
+    [
+        ("{{ mood }}:{{ messages[0].content }}", [USER], {"template_kwargs": {"mood": "calm"}},
+         "calm:Hi"),
+        ("{{ documents[0].text }}", [USER], {"documents": [{"text": "so"}]}, "so"),
+        # Arguments that are an object reach the template as one, others as they are.
+        (CALLS, [USER, CALLED, RESULT], {"tools": [ADD]}, "1|user 1|assistant |tool add"),
+        *((ARGUMENTS, [called_with(text)], {}, text) for text in ("{", "[1]", "3")),
+    ],
+)  # fmt: skip
+def test_what_a_chat_holds_reaches_the_template(
+    template: str, messages: list[dict[str, Any]], options: dict[str, Any], text: str
+) -> None:
+    assert make_with_template(template).render_chat(messages, **options) == text
 
 
 def test_a_template_for_tools_is_taken_when_there_are_some() -> None:
@@ -259,12 +233,6 @@ def test_a_template_for_tools_is_taken_when_there_are_some() -> None:
     assert tokenizer.render_chat([USER], tools=[ADD]) == "add"
     assert tokenizer.template_source == "plain\n{{ tools[0].function.name }}"
     assert tokenizer.template_variables == {"tools"}
-
-
-def test_documents_reach_the_template() -> None:
-    tokenizer = make_with_template("{{ documents[0].text }}")
-
-    assert tokenizer.render_chat([USER], documents=[{"text": "so"}]) == "so"
 
 
 def test_a_response_template_is_read_from_the_folder(folder: Path) -> None:
