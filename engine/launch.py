@@ -160,7 +160,7 @@ def build_engine(
             followers, group = others.gather(layout, plan.device)
         opened.callback(group.close)
         opened.callback(followers.close)
-        table = _make_table(plan)
+        table = make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
             _dump_as_configured(model, config)
             built = build_forward(
@@ -248,7 +248,7 @@ def build_follower(
         fill(None)
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
-    table = _make_table(plan)
+    table = make_table(plan)
     forward = build_forward(model, plan, table, _kernels(), group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
@@ -380,7 +380,8 @@ def _make_pool(
     return adapting.make_pool(plan.adapters, places, source, RenamingRules(config.rules))
 
 
-def _make_table(plan: EnginePlan) -> InputBatch:
+def make_table(plan: EnginePlan) -> InputBatch:
+    """Allocate the rows that the plan allows."""
     return InputBatch(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_sequence_tokens,

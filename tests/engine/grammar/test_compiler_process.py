@@ -134,25 +134,17 @@ def test_only_what_computes_uses_up_its_time(make_process: MakeProcess) -> None:
     assert process.compile(pattern("late"))
 
 
-def test_a_process_killed_while_idle_is_replaced(make_process: MakeProcess) -> None:
-    process = make_process()
-    pid = pid_of(process)
-
-    os.kill(pid, signal.SIGKILL)
-
-    assert process.compile(pattern("next"))
-    assert process.pid != pid
-
-
-def test_a_process_whose_end_somebody_else_took_note_of_is_replaced(
-    make_process: MakeProcess,
+@pytest.mark.parametrize("is_reaped", [False, True], ids=["", "by another part of the program"])
+def test_a_process_killed_while_idle_is_replaced(
+    is_reaped: bool, make_process: MakeProcess
 ) -> None:
     process = make_process()
     pid = pid_of(process)
     wait_for(lambda: children(pid) == [])
 
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    if is_reaped:
+        os.waitpid(pid, 0)
 
     assert process.compile(pattern("next"))
     assert process.pid != pid

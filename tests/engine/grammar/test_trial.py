@@ -23,12 +23,17 @@ def work(seconds: float) -> None:
 
 
 class SlowMatcher(BaseMatcher):
-    """Allows everything, and takes its time for each mask from the third on."""
+    """A grammar and its matcher, which takes its time for each mask from the third on."""
+
+    num_bytes = 1
 
     def __init__(self, mask_s: float, step_s: float = 0.0) -> None:
         super().__init__(EndMask(BYTES))
         self.num_steps = 0
         self._mask_s, self._step_s = mask_s, step_s
+
+    def matcher(self) -> SlowMatcher:
+        return self
 
     def _may_end(self) -> bool:
         return False
@@ -44,29 +49,17 @@ class SlowMatcher(BaseMatcher):
             work(self._mask_s)
 
 
-class SlowGrammar:
-    """A grammar of one slow matcher."""
-
-    num_bytes = 1
-
-    def __init__(self, matcher: SlowMatcher) -> None:
-        self._matcher = matcher
-
-    def matcher(self) -> SlowMatcher:
-        return self._matcher
-
-
 @pytest.mark.parametrize(("mask_s", "step_s"), [(0.05, 0.0), (0.0, 0.05)])
 def test_a_grammar_that_is_slow_somewhere_is_refused(mask_s: float, step_s: float) -> None:
     with pytest.raises(ConstraintError, match="takes too long"):
-        try_out(SlowGrammar(SlowMatcher(mask_s, step_s)), BYTES.size)
+        try_out(SlowMatcher(mask_s, step_s), BYTES.size)
 
 
 def test_larger_vocabularies_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (trial, matching):
         monkeypatch.setattr(module, "TOKENS_OF_BUDGET", BYTES.size / 10)
 
-    try_out(SlowGrammar(SlowMatcher(0.05)), BYTES.size)
+    try_out(SlowMatcher(0.05), BYTES.size)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

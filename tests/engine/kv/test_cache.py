@@ -16,6 +16,7 @@ from remora.engine.kv.cache import KVCache, PageTable
 from remora.engine.types import Namespace
 
 PAGE_SIZE, NUM_PAGES = 2, 24
+BASE = Namespace()
 SALTS = st.sampled_from(["", "a", "b"])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=18)
 
@@ -30,23 +31,40 @@ class Holder:
     computed: int = 0
 
 
-class CacheMachine(RuleBasedStateMachine):
-    """Any order of start, grow, publish, release and flush."""
+class PagesMachine(RuleBasedStateMachine):
+    """Holders of pages, which are released in any order; `filled` tells what a page holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv: KVCache) -> None:
         super().__init__()
-        self.kv = KVCache(NUM_PAGES, page_size=PAGE_SIZE, prefix_cache=True)
+        self.kv = kv
         self.holders: list[Holder] = []
         self.filled: dict[int, tuple[Namespace, tuple[int, ...]]] = {}
 
-    def compute(self, holder: Holder, upto: int) -> None:
-        """Fill the pages of [computed, upto), as a forward pass would."""
-        for page_index in range(holder.computed // PAGE_SIZE, -(-upto // PAGE_SIZE)):
-            page = holder.table.pages[page_index]
-            assert page in holder.table.owned, "a borrowed page was written to"
-            prefix = tuple(holder.tokens[: min(upto, (page_index + 1) * PAGE_SIZE)])
-            self.filled[page] = (holder.namespace, prefix)
-        holder.computed = upto
+    def some_holder(self, data: st.DataObject) -> Holder:
+        return data.draw(st.sampled_from(self.holders))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
+        holder = self.some_holder(data)
+        if keep:
+            self.kv.retire(holder.table, holder.namespace, holder.tokens, holder.computed)
+        else:
+            self.kv.release(holder.table)
+        self.holders.remove(holder)
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.kv.release(holder.table)
+        self.kv.flush()
+        assert self.kv.num_free == NUM_PAGES
+
+
+class CacheMachine(PagesMachine):
+    """Any order of start, grow, publish, release and flush."""
+
+    def __init__(self) -> None:
+        super().__init__(KVCache(NUM_PAGES, page_size=PAGE_SIZE, prefix_cache=True))
 
     @rule(salt=SALTS, tokens=TOKENS, borrow=st.booleans())
     def start(self, salt: str, tokens: list[int], borrow: bool) -> None:
@@ -61,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def grow(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
+        holder = self.some_holder(data)
         upto = data.draw(st.integers(holder.computed, len(holder.tokens)))
         free_or_cached = self.kv.num_free + self.kv.num_cached
         missing = -(-upto // PAGE_SIZE) - len(holder.table.pages)
@@ -69,26 +87,22 @@ class CacheMachine(RuleBasedStateMachine):
         pages = self.kv.try_grow(holder.table, upto)
 
         assert (pages is None) == (missing > free_or_cached)
-        if pages is not None:
-            self.compute(holder, upto)
+        if pages is None:
+            return
+        for index in range(holder.computed // PAGE_SIZE, -(-upto // PAGE_SIZE)):
+            page = holder.table.pages[index]
+            assert page in holder.table.owned, "a borrowed page was written to"
+            prefix = tuple(holder.tokens[: min(upto, (index + 1) * PAGE_SIZE)])
+            self.filled[page] = (holder.namespace, prefix)
+        holder.computed = upto
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
+        holder = self.some_holder(data)
         before = list(holder.table.pages)
         self.kv.publish(holder.table, holder.namespace, holder.tokens, holder.computed)
         assert holder.table.pages == before
-
-    @precondition(lambda self: self.holders)
-    @rule(data=st.data(), keep=st.booleans())
-    def release(self, data: st.DataObject, keep: bool) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
-        if keep:
-            self.kv.retire(holder.table, holder.namespace, holder.tokens, holder.computed)
-        else:
-            self.kv.release(holder.table)
-        self.holders.remove(holder)
 
     @rule()
     def flush(self) -> None:
@@ -113,19 +127,13 @@ class CacheMachine(RuleBasedStateMachine):
                 prefix = tuple(holder.tokens[: (index + 1) * PAGE_SIZE])
                 assert self.filled[holder.table.pages[index]] == (holder.namespace, prefix)
 
-    def teardown(self) -> None:
-        for holder in self.holders:
-            self.kv.release(holder.table)
-        self.kv.flush()
-        assert self.kv.num_free == NUM_PAGES
-
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def make_published(kv: KVCache, tokens: list[int], namespace: Namespace) -> None:
-    """Leave `tokens` in the cache, held by nobody."""
+def make_published(kv: KVCache, tokens: list[int], namespace: Namespace = BASE) -> None:
+    """Leave `tokens` in the cache, held by no sequence."""
     table = PageTable()
     kv.attach_prefix(table, namespace, tokens)
     assert kv.try_grow(table, len(tokens)) is not None
@@ -134,7 +142,7 @@ def make_published(kv: KVCache, tokens: list[int], namespace: Namespace) -> None
 
 def test_namespaces_never_share_pages() -> None:
     kv = KVCache(8, page_size=2, prefix_cache=True)
-    make_published(kv, [1, 2, 3, 4], Namespace())
+    make_published(kv, [1, 2, 3, 4])
 
     other, adapter, same = PageTable(), PageTable(), PageTable()
 
@@ -145,9 +153,9 @@ def test_namespaces_never_share_pages() -> None:
 
 def test_least_recently_used_prefix_is_evicted_first() -> None:
     kv = KVCache(4, page_size=2, prefix_cache=True)
-    make_published(kv, [1, 1, 1, 1], Namespace())
-    make_published(kv, [2, 2, 2, 2], Namespace())
-    make_published(kv, [1, 1, 1, 1], Namespace())
+    make_published(kv, [1, 1, 1, 1])
+    make_published(kv, [2, 2, 2, 2])
+    make_published(kv, [1, 1, 1, 1])
 
     newcomer = PageTable()
     assert kv.try_grow(newcomer, 4) is not None
@@ -158,7 +166,7 @@ def test_least_recently_used_prefix_is_evicted_first() -> None:
 
 def test_a_long_cached_run_loses_only_the_pages_that_are_needed() -> None:
     kv = KVCache(8, page_size=2, prefix_cache=True)
-    make_published(kv, list(range(16)), Namespace())
+    make_published(kv, list(range(16)))
 
     kv.try_grow(PageTable(), 2)
 
@@ -167,7 +175,7 @@ def test_a_long_cached_run_loses_only_the_pages_that_are_needed() -> None:
 
 def test_switched_off_it_caches_nothing() -> None:
     kv = KVCache(8, page_size=2, prefix_cache=False)
-    make_published(kv, [1, 2, 3, 4], Namespace())
+    make_published(kv, [1, 2, 3, 4])
 
     assert kv.num_free == 8
     assert kv.attach_prefix(PageTable(), Namespace(), [1, 2, 3, 4]) == 0
@@ -197,7 +205,7 @@ def test_a_table_in_use_cannot_take_another_prefix() -> None:
 
 def test_a_copy_of_a_cached_prefix_is_not_held_twice() -> None:
     kv = KVCache(8, page_size=2, prefix_cache=True)
-    make_published(kv, [1, 2, 3, 4], Namespace())
+    make_published(kv, [1, 2, 3, 4])
     copy = PageTable()  # computed anew: nothing was borrowed
     kv.try_grow(copy, 8)
 

@@ -17,15 +17,10 @@ from remora.engine.kv.hashes import HASH_BYTES, page_hashes
 from remora.engine.kv.publisher import Publisher
 from remora.engine.observe.inspection import inspect
 from remora.engine.types import Namespace, Request, SamplingParams
-from tests.engine.fakes import VOCAB, FakeRunner, make_plan
+from tests.engine.fakes import make_engine, make_plan
 
 zmq = pytest.importorskip("zmq")
 msgpack = pytest.importorskip("msgpack")
-
-
-def make_engine(**changes: Any) -> Engine:
-    plan = make_plan(**changes)
-    return Engine(plan, FakeRunner(plan.page_size), eos_token_ids=[0], vocab_size=VOCAB)
 
 
 def run(engine: Engine, prompt: list[int], num: int = 4, salt: str = "") -> None:
@@ -42,7 +37,7 @@ def numbers(hashes: bytes) -> list[int]:
 
 
 def test_events_tell_at_any_time_what_is_cached() -> None:
-    engine = make_engine(num_pages=12)
+    engine = make_engine(make_plan(num_pages=12))
     known: set[int] = set()
     kinds: set[type] = set()
 

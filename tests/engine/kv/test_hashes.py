@@ -4,27 +4,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from remora.engine.kv.cache import KVCache, PageTable
+from remora.engine.kv.cache import KVCache
 from remora.engine.kv.hashes import HASH_BYTES, page_hashes
 from remora.engine.types import Namespace
-from tests.engine.kv.test_cache import PAGE_SIZE, CacheMachine
-
-BASE = Namespace()
+from tests.engine.kv.test_cache import BASE, PAGE_SIZE, CacheMachine, make_published
 
 
 def split(hashes: bytes) -> list[bytes]:
     return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
-
-
-def make_cache() -> KVCache:
-    return KVCache(16, page_size=2, prefix_cache=True)
-
-
-def cache_tokens(kv: KVCache, tokens: list[int], namespace: Namespace = BASE) -> None:
-    table = PageTable()
-    computed = kv.attach_prefix(table, namespace, tokens)
-    assert kv.try_grow(table, len(tokens)) is not None
-    kv.retire(table, namespace, tokens, max(computed, len(tokens)))
 
 
 def test_a_hash_is_the_same_in_every_process() -> None:
@@ -47,12 +34,8 @@ def test_equal_beginnings_have_equal_hashes_and_differ_from_the_first_other_page
 
 
 def test_namespaces_share_no_hash() -> None:
-    namespaces = (
-        BASE,
-        Namespace(salt="a"),
-        Namespace(lora_id=1),
-        Namespace(salt="\ud800"),
-    )
+    others = (Namespace(salt="a"), Namespace(lora_id=1), Namespace(salt="\ud800"))
+    namespaces = (BASE, *others)
 
     hashes = {page_hashes(namespace, [1, 2], 2) for namespace in namespaces}
 
@@ -60,10 +43,10 @@ def test_namespaces_share_no_hash() -> None:
 
 
 def test_the_latest_used_are_reported_first() -> None:
-    kv = make_cache()
-    cache_tokens(kv, [1, 2, 3, 4])
-    cache_tokens(kv, [5, 6])
-    cache_tokens(kv, [1, 2])
+    kv = KVCache(16, page_size=2, prefix_cache=True)
+    make_published(kv, [1, 2, 3, 4])
+    make_published(kv, [5, 6])
+    make_published(kv, [1, 2])
 
     assert kv.newest_hashes(2) == page_hashes(BASE, [1, 2], 2) + page_hashes(BASE, [5, 6], 2)
 

@@ -66,16 +66,6 @@ def live_bytes() -> int:
         ("deepseek-v3", LATENTS, "float32", {}),
         ("deepseek-v3", {}, "float32", {"cpu_kernels": "torch"}),
     ],
-    ids=[
-        "tiny-f32",
-        "tiny-bf16-native",
-        "wide-f32-native",
-        "wide-bf16",
-        "smollm2",
-        "experts",
-        "latents",
-        "latents-torch",
-    ],
 )
 def test_an_engine_takes_what_was_planned(
     family: str,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from remora.engine.kv.cache import KVCache, PageTable
 from remora.engine.kv.window import NO_PAGE, WindowPages
 from remora.engine.types import Namespace
-from tests.engine.kv.test_cache import PAGE_SIZE, SALTS, TOKENS, Holder
+from tests.engine.kv.test_cache import (
+    BASE,
+    NUM_PAGES,
+    PAGE_SIZE,
+    SALTS,
+    TOKENS,
+    Holder,
+    PagesMachine,
+)
 
-NUM_PAGES, NUM_WINDOW_PAGES, WINDOW = 24, 12, 5
-BASE = Namespace()
-
-Filled = tuple[Namespace, tuple[int, ...]]
+NUM_WINDOW_PAGES, WINDOW = 12, 5
 
 
 def make_cache(
@@ -29,16 +34,13 @@ def make_cache(
     return KVCache(num_pages, page_size=PAGE_SIZE, prefix_cache=prefix_cache, windows=windows)
 
 
-class WindowMachine(RuleBasedStateMachine):
+class WindowMachine(PagesMachine):
     """Any order of start, compute, slide, publish, release and flush."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.kv = make_cache(NUM_PAGES, NUM_WINDOW_PAGES)
+        super().__init__(make_cache(NUM_PAGES, NUM_WINDOW_PAGES))
         assert self.kv.windows is not None
         self.windows = self.kv.windows
-        self.holders: list[Holder] = []
-        self.filled: dict[int, Filled] = {}
 
     @rule(salt=SALTS, tokens=TOKENS)
     def start(self, salt: str, tokens: list[int]) -> None:
@@ -51,7 +53,7 @@ class WindowMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
+        holder = self.some_holder(data)
         upto = data.draw(st.integers(holder.computed, len(holder.tokens)))
         missing = -(-upto // PAGE_SIZE) - len(holder.table.pages)
         room = min(
@@ -72,22 +74,12 @@ class WindowMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), publish=st.booleans())
     def slide(self, data: st.DataObject, publish: bool) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
+        holder = self.some_holder(data)
         if publish:
             self.kv.publish(holder.table, holder.namespace, holder.tokens, holder.computed)
         self.kv.slide(holder.table, holder.computed)
         first = max(0, holder.computed - WINDOW + 1) // PAGE_SIZE
         assert holder.table.windows[:first] == [NO_PAGE] * first
-
-    @precondition(lambda self: self.holders)
-    @rule(data=st.data(), keep=st.booleans())
-    def release(self, data: st.DataObject, keep: bool) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
-        if keep:
-            self.kv.retire(holder.table, holder.namespace, holder.tokens, holder.computed)
-        else:
-            self.kv.release(holder.table)
-        self.holders.remove(holder)
 
     @rule()
     def flush(self) -> None:
@@ -113,9 +105,7 @@ class WindowMachine(RuleBasedStateMachine):
                 assert self.filled[page] == (holder.namespace, prefix)
 
     def teardown(self) -> None:
-        for holder in self.holders:
-            self.kv.release(holder.table)
-        self.kv.flush()
+        super().teardown()
         assert self.windows.num_free == NUM_WINDOW_PAGES
 
 

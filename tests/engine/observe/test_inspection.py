@@ -14,12 +14,11 @@ from remora.engine.engine import Engine
 from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.step_records import StepRecords
 from remora.engine.types import Request, SamplingParams
-from tests.engine.fakes import VOCAB, FakeRunner, make_plan
+from tests.engine.fakes import FakeRunner, make_engine, make_plan
 
 
-def inspected(**sections: Any) -> tuple[Engine, Inspection]:
-    plan = make_plan()
-    engine = Engine(plan, FakeRunner(plan.page_size), eos_token_ids=[0], vocab_size=VOCAB)
+def inspected(runner: FakeRunner | None = None, **sections: Any) -> tuple[Engine, Inspection]:
+    engine = make_engine(runner=runner)
     config = ServeConfig.model_validate({"model": {"path": "fake"}, **sections})
     return engine, inspect(engine, config)
 
@@ -85,10 +84,8 @@ def test_old_steps_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_long_a_sequence_waited_is_told_with_its_tokens() -> None:
-    plan = make_plan(max_running_requests=1)
     now = 0.0
-    runner = FakeRunner(plan.page_size)
-    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB, clock=lambda: now)
+    engine = make_engine(make_plan(max_running_requests=1), clock=lambda: now)
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
     for name in "ab":
         engine.add(Request(request_id=name, prompt_ids=[1, 2, 3], sampling=sampling))
@@ -103,12 +100,9 @@ def test_how_long_a_sequence_waited_is_told_with_its_tokens() -> None:
 @pytest.mark.observes("debug.fail_on_nan")
 @pytest.mark.parametrize("is_on", [True, False])
 def test_logits_that_are_not_finite_end_the_engine_or_their_request(is_on: bool) -> None:
-    plan = make_plan()
-    runner = FakeRunner(plan.page_size)
+    runner = FakeRunner()
     runner.bad_rows = {0}
-    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB)
-    config = ServeConfig.model_validate({"model": {"path": "x"}, "debug": {"fail_on_nan": is_on}})
-    inspect(engine, config)
+    engine, _ = inspected(runner, debug={"fail_on_nan": is_on})
 
     if is_on:
         with pytest.raises(NotFinite, match=r"1 of 1 sequences .*debug\.fail_on_nan"):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from remora.engine.engine import Engine
+from remora.engine.launch import make_table
 from remora.engine.models.checkpoint import read_config
 from remora.engine.protocols import ForwardPass
-from remora.engine.runner.inputs import InputBatch, StepInputs
+from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams
@@ -70,12 +71,7 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
         **plan_changes,
     )
     rows, vocab_size = plan.max_running_requests, read_config(path).vocab_size
-    table = InputBatch(
-        max_rows=rows,
-        max_tokens=plan.max_sequence_tokens,
-        page_size=16,
-        windowed=plan.windows is not None,
-    )
+    table = make_table(plan)
     token_ids: dict[str, list[int]] = {name: [] for name in requests}
     scored: dict[str, list[float]] = {name: [] for name in requests}
     shown: dict[str, Any] = {}

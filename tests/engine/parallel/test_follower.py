@@ -16,11 +16,12 @@ from torch import Tensor
 
 from remora.configs.errors import EngineError
 from remora.engine.engine import Engine
+from remora.engine.launch import make_table
 from remora.engine.parallel.channel import Address, Channel, Listener
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import ChannelFollowers
 from remora.engine.parallel.group import Alone
-from remora.engine.runner.inputs import InputBatch, StepInputs
+from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.sampling.token_sampler import HostTokenSampler
@@ -71,14 +72,6 @@ class RecordingForward:
         self.closed = True
 
 
-def make_table() -> InputBatch:
-    return InputBatch(
-        max_rows=PLAN.max_running_requests,
-        max_tokens=PLAN.max_sequence_tokens,
-        page_size=PLAN.page_size,
-    )
-
-
 @dataclass
 class Ranks:
     """An engine with one follower in a thread."""
@@ -107,7 +100,7 @@ def make_ranks() -> Iterator[Ranks]:
         eos_token_ids=(0,),
         token_sampler=HostTokenSampler(sampling_kernels),
     )
-    runner = LocalRunner(rank_0, sampler, make_table(), followers)
+    runner = LocalRunner(rank_0, sampler, make_table(PLAN), followers)
     engine = Engine(PLAN, runner, eos_token_ids=(0,), vocab_size=VOCAB)
     try:
         yield Ranks(engine, rank_0, rank_1, followers, thread, errors)
@@ -120,7 +113,7 @@ def make_ranks() -> Iterator[Ranks]:
 def follow(address: Address, forward: RecordingForward, errors: queue.Queue[Exception]) -> None:
     channel = Channel.connect(address, 1, 10.0)
     try:
-        Follower(forward, make_table(), channel, Alone()).run()
+        Follower(forward, make_table(PLAN), channel, Alone()).run()
     except Exception as error:
         errors.put(error)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.engine.launch import make_table
 from remora.engine.parallel.group import Alone
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.forward import BuiltForward, build_forward
-from remora.engine.runner.inputs import InputBatch
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -169,5 +169,4 @@ def build_share(path: Path, **plan_changes: Any) -> BuiltForward:
     """Build the forward pass of the second of two ranks."""
     plan = make_plan(tp_size=2, **plan_changes)
     model = load_f32(path, layout=Stage.layout)
-    table = InputBatch(max_rows=4, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
-    return build_forward(model, plan, table, path, Stage())
+    return build_forward(model, plan, make_table(plan), path, Stage())

@@ -12,11 +12,10 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.engine.graphs.step_program import StepProgram
-from remora.engine.launch import build_engine
+from remora.engine.launch import BuiltEngine, build_engine, make_table
 from remora.engine.models.load import load_model
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
-from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from tests.conftest import TinyCheckpoints
 
@@ -40,34 +39,31 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
-def describe(
+def build_whole(
     path: Path, *, quantization: str = "none", dtype: str = "float32", **engine: Any
-) -> str:
-    """Return what a configuration computes with, in words."""
+) -> BuiltEngine:
+    """Build an engine, and close it."""
     sections = {
         "model": {"path": str(path), "dtype": dtype, "quantization": quantization},
         "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", **engine},
     }
     built = build_engine(parse_args(sections), show_progress=False)
     built.engine.close()
-    return built.kernels
+    return built
+
+
+def describe(path: Path, **options: Any) -> str:
+    """Return what a configuration computes with, in words; `options` as of `build_whole`."""
+    return build_whole(path, **options).kernels
 
 
 def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> BuiltForward:
-    sections = {
-        "model": {"path": str(path), "dtype": "bfloat16", "quantization": quantization},
-        "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", "cpu_kernels": kernels},
-    }
-    plan = build_engine(parse_args(sections), show_progress=False).plan
+    options = {"dtype": "bfloat16", "cpu_kernels": kernels}
+    plan = build_whole(path, quantization=quantization, **options).plan
     model = load_model(
         path, dtype=DTYPES["bfloat16"], load_format="auto", device="cpu", show_progress=False
     )
-    table = InputBatch(
-        max_rows=plan.max_running_requests,
-        max_tokens=plan.max_sequence_tokens,
-        page_size=plan.page_size,
-    )
-    return build_forward(model, plan, table, cache_dir() / "kernels")
+    return build_forward(model, plan, make_table(plan), cache_dir() / "kernels")
 
 
 @pytest.mark.usefixtures("compiler")
@@ -121,12 +117,7 @@ def test_a_rank_computes_in_as_many_threads_as_is_written(llama: Path) -> None:
     before = torch.get_num_threads()
     try:
         for num_threads in (1, 3):
-            sections = {
-                "model": {"path": str(llama), "dtype": "float32"},
-                "engine": {"kv_tokens": 256, "num_threads": num_threads, "cpu_kernels": "torch"},
-            }
-            built = build_engine(parse_args(sections), show_progress=False)
-            built.engine.close()
+            built = build_whole(llama, num_threads=num_threads, cpu_kernels="torch")
             assert built.torch_threads == torch.get_num_threads() == num_threads
     finally:
         torch.set_num_threads(before)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.runner.inputs import InputBatch, StepInputs
+from remora.engine.launch import make_table
+from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.tokens.token_text import Spellings
@@ -138,18 +139,13 @@ class ConstrainedEngine(Harness):
 
     def __init__(self, **changes: object) -> None:
         plan = make_plan(**changes)
-        table = InputBatch(
-            max_rows=plan.max_running_requests,
-            max_tokens=plan.max_sequence_tokens,
-            page_size=plan.page_size,
-        )
         sampler = Sampler(
             max_rows=plan.max_running_requests,
             vocab_size=VOCAB,
             eos_token_ids=[EOS],
             spellings=SPELLINGS,
         )
-        super().__init__(made=plan, runner=LocalRunner(MarkovForward(), sampler, table))
+        super().__init__(made=plan, runner=LocalRunner(MarkovForward(), sampler, make_table(plan)))
 
     def run(self, max_steps: int = 3000) -> None:
         try:
