@@ -101,7 +101,8 @@ class AdapterCache:
     @property
     def names(self) -> list[str]:
         """Names that requests may use."""
-        return [name for name, lora_id in self._current.items() if not self._is_broken(lora_id)]
+        failures = ((name, self._entries[id_].failure) for name, id_ in self._current.items())
+        return [name for name, failure in failures if not isinstance(failure, InvalidAdapter)]
 
     @property
     def resident(self) -> list[str]:
@@ -231,9 +232,6 @@ class AdapterCache:
             f"The adapter {entry.record.name!r} could not be loaded: {entry.failure}",
             retry_after_s,
         )
-
-    def _is_broken(self, lora_id: int) -> bool:
-        return isinstance(self._entries[lora_id].failure, InvalidAdapter)
 
     def _count_not_finite(self, entry: CacheEntry) -> None:
         """Count an answer that was not finite; refuse the adapter after MAX_NOT_FINITE in a row."""

@@ -25,7 +25,6 @@ from remora.lora.retry import RETRY_AFTER_S
 from remora.lora.source_paths import HubRepo
 
 _TIMEOUT_S = 10.0
-_FILES = [CONFIG, WEIGHTS]
 
 
 def stamp(repo: HubRepo) -> str:
@@ -53,7 +52,17 @@ def fetch(repo: HubRepo, *, max_bytes: int) -> Path:
         raise
     except Exception as error:
         return _from_cache(repo, error)
-    return Path(snapshot_download(repo.repo_id, revision=repo.revision, allow_patterns=_FILES))
+    return _download(repo)
+
+
+def _download(repo: HubRepo, *, local_files_only: bool = False) -> Path:
+    found = snapshot_download(
+        repo.repo_id,
+        revision=repo.revision,
+        allow_patterns=[CONFIG, WEIGHTS],
+        local_files_only=local_files_only,
+    )
+    return Path(found)
 
 
 def _info(repo: HubRepo) -> ModelInfo:
@@ -74,14 +83,7 @@ def _check(repo: HubRepo, info: ModelInfo, max_bytes: int) -> None:
 def _from_cache(repo: HubRepo, error: Exception) -> Path:
     """Return the cached files. Raises Unavailable when offline, else `error`, to be retried."""
     try:
-        return Path(
-            snapshot_download(
-                repo.repo_id,
-                revision=repo.revision,
-                allow_patterns=_FILES,
-                local_files_only=True,
-            )
-        )
+        return _download(repo, local_files_only=True)
     except LocalEntryNotFoundError:
         if isinstance(error, OfflineModeIsEnabled):
             raise Unavailable(

@@ -15,7 +15,7 @@ from remora.configs.errors import QueueFull
 from remora.configs.planning.plan import EnginePlan
 from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
-from remora.engine.types import EngineStats, FinishReason, Output, Request
+from remora.engine.types import FinishReason, Output, Request
 from remora.lora.adapter_cache import AdapterCache
 
 
@@ -64,34 +64,14 @@ class AdaptingClient:
         waits = any(w.request.request_id == request_id for w in self._waiting.values())
         return waits or await self._engine.is_waiting(request_id)
 
-    async def flush_cache(self) -> bool:
-        """Drop the prefix cache; False while requests are running."""
-        return await self._engine.flush_cache()
-
-    async def page_hashes(self, limit: int) -> bytes:
-        """Return hashes of cached pages."""
-        return await self._engine.page_hashes(limit)
-
     def limit_queue(self, plan: EnginePlan) -> None:
         """Apply this plan's queue limits from now on."""
         self._plan = plan
         self._engine.limit_queue(plan)
 
-    def stats(self) -> EngineStats:
-        """Return the newest counters."""
-        return self._engine.stats()
-
-    def check_health(self) -> None:
-        """Raise EngineError if the engine has failed."""
-        self._engine.check_health()
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the open ones."""
-        return await self._engine.drain(timeout_s)
-
-    def close(self) -> None:
-        """Stop the engine's loop."""
-        self._engine.close()
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the engine's own client, for all that adapters do not change."""
+        return getattr(self._engine, name)
 
     async def _adapted(self, request: Request) -> AsyncGenerator[Output, None]:
         async with AsyncExitStack() as held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.configs.sections.lora import LoraSection
@@ -13,36 +13,6 @@ from remora.lora.adapter_cache import AdapterCache
 
 # An adapter that another replica serves already may take this long to be served here.
 NEWS_S = 5.0
-
-
-class Adapters(Protocol):
-    """The adapters of a replica."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names that requests may use."""
-        ...
-
-    async def find(self, name: str) -> int | None:
-        """Return the lora_id of a name; None = no such adapter."""
-        ...
-
-    async def describe(self) -> dict[str, Any]:
-        """Return the adapters as the API shows them."""
-        ...
-
-    def resident(self) -> list[str]:
-        """Return the names of the adapters in memory."""
-        ...
-
-    def stats(self) -> Mapping[str, float]:
-        """Return this replica's counters; none if adapters are fixed."""
-        ...
-
-    @property
-    def manager(self) -> Manager:
-        """The manager that loads and unloads. Raises InvalidRequest if adapters are fixed."""
-        ...
 
 
 class FixedAdapters:
@@ -129,3 +99,6 @@ class DynamicAdapters:
     def stats(self) -> Mapping[str, float]:
         """Return the cache's counters."""
         return self._adapter_cache.stats
+
+
+Adapters = FixedAdapters | DynamicAdapters

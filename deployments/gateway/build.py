@@ -65,7 +65,8 @@ def gateway_options(
     models:  Serve's options of each model's deployment, by model name
     """
     max_requests = sum(
-        models[name]["max_ongoing_requests"] * _max_replicas(config)
+        models[name]["max_ongoing_requests"]
+        * (config.autoscaling.max_replicas or config.parallel.num_replicas)
         + config.routing.max_held_requests
         for name, config in configs.items()
     )
@@ -81,7 +82,3 @@ def gateway_options(
         **{key: any_model[key] for key in _SHARED},
         **{key: max(model[key] for model in models.values()) for key in _LONGEST},
     }
-
-
-def _max_replicas(config: ServeConfig) -> int:
-    return config.autoscaling.max_replicas or config.parallel.num_replicas

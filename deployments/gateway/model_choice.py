@@ -31,7 +31,7 @@ def choose_model(names: Sequence[str], path: str, query: str, body: Any) -> str:
     listed = ", ".join(map(repr, names))
     wanted = _named_model(path, query, body)
     if wanted is None:
-        if body is None and _is_shared(path):
+        if body is None and (path == "/" or path.startswith(_SHARED_PATHS)):
             return names[0]
         message = f"model is required: this server serves {listed}."
         raise InvalidRequest(message, "model", "missing_required_parameter")
@@ -54,10 +54,6 @@ def _named_model(path: str, query: str, body: Any) -> Any:
             if body.get(field) is not None:
                 return body[field]
     return parse_qs(query).get("model", [None])[-1]
-
-
-def _is_shared(path: str) -> bool:
-    return path == "/" or any(path.startswith(shared) for shared in _SHARED_PATHS)
 
 
 def wants_stream(path: str, dialect: Dialect, body: Any) -> bool:

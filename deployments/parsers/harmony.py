@@ -63,8 +63,13 @@ class HarmonyFormat:
         """Return the text that opens reasoning, if the reply to a prompt may begin with it."""
         return _REASONING if prompt.endswith(_REPLY) else None
 
-    def reader(
+
+class HarmonyReader:
+    """Reads one reply. A `ReplyParser` that knows where the reasoning was."""
+
+    def __init__(
         self,
+        form: HarmonyFormat,
         prompt: str,
         *,
         use: ToolUse | None,
@@ -73,55 +78,24 @@ class HarmonyFormat:
         separate: bool = True,
         stream: bool = True,
         note: FaultCallback = ignore_fault,
-    ) -> HarmonyReader:
-        """Return the parser of one reply.
+    ) -> None:
+        """Read the reply to one prompt.
 
         use:       tools that may be called; None = calls are text
         after:     parses the text of replies constrained to calls; None = the text is the answer
         separate:  whether reasoning is separate, or stays in the text with its marks
         stream:    whether reasoning is streamed, or emitted message by message
         """
-        return HarmonyReader(
-            EventWriter(make_id, parallel=use is None or use.parallel),
-            frozenset(tool.name for tool in use.tools) if use else None,
-            after,
-            is_within=self.reasoning_end(prompt) is not None,
-            separate=separate and self.has_reasoning,
-            counts=self.has_reasoning,
-            stream=stream,
-            note=note,
-        )
-
-
-class HarmonyReader:
-    """Reads one reply. A `ReplyParser` that knows where the reasoning was."""
-
-    def __init__(
-        self,
-        writer: EventWriter,
-        names: frozenset[str] | None,
-        after: ReplyParser | None,
-        *,
-        is_within: bool,
-        separate: bool,
-        counts: bool,
-        stream: bool,
-        note: FaultCallback,
-    ) -> None:
-        """Read a reply to one prompt.
-
-        names:      of the tools on offer; None = calls are text
-        is_within:  whether the reply begins within reasoning
-        counts:     whether `reasoning_spans` is recorded
-        """
         self.reasoning_spans: list[tuple[int, int]] = []
         self._reader = TextReader()
-        self._writer, self._names, self._after = writer, names, after
-        self._separate, self._stream, self._note = separate, stream, note
-        self._counts = counts
+        self._writer = EventWriter(make_id, parallel=use is None or use.parallel)
+        self._names = frozenset(tool.name for tool in use.tools) if use else None
+        self._after, self._stream, self._note = after, stream, note
+        self._separate = separate and form.has_reasoning
+        self._counts = form.has_reasoning  # whether `reasoning_spans` is recorded
         self._events: list[ReplyEvent] = []
         self._reasoning: list[str] = []
-        self._steps = self._read_reply(is_within=is_within)
+        self._steps = self._read_reply(is_within=form.reasoning_end(prompt) is not None)
 
     def push(self, text: str) -> list[ReplyEvent]:
         """Take the next piece of text; return the events that are certain now."""

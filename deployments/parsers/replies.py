@@ -16,7 +16,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.parsers.control_tokens import ControlTokens
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
-from remora.deployments.parsers.harmony import HarmonyFormat
+from remora.deployments.parsers.harmony import HarmonyFormat, HarmonyReader
 from remora.deployments.parsers.reasoning import (
     ReasoningFormat,
     ReasoningSplitter,
@@ -209,7 +209,8 @@ class ReplyFormats:
         """Return a factory of parsers in the checkpoint's own format."""
         is_read = self.reads_calls(use)
         if isinstance(checkpoint, HarmonyFormat):
-            return lambda: checkpoint.reader(
+            return lambda: HarmonyReader(
+                checkpoint,
                 prompt,
                 use=use if is_read else None,
                 after=self._call_parser(use, note),

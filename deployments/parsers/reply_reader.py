@@ -195,12 +195,7 @@ class PartReader:
         self._strippers = {PartKind.TEXT: _Stripper(), PartKind.REASONING: _Stripper()}
         self._call: list[str] = []
         self._num_chars = 0
-        self._spans: list[tuple[int, int]] = []
-
-    @property
-    def reasoning_spans(self) -> Sequence[tuple[int, int]]:
-        """Ranges [start, end) of the raw text's characters that are reasoning, tags included."""
-        return self._spans
+        self.reasoning_spans: list[tuple[int, int]] = []
 
     def push(self, text: str) -> list[ReplyEvent]:
         """Take the next piece of text; return the events that are certain now."""
@@ -227,10 +222,10 @@ class PartReader:
         return []
 
     def _note_reasoning(self, start: int) -> None:
-        if self._spans and self._spans[-1][1] == start:
-            start = self._spans.pop()[0]
+        if self.reasoning_spans and self.reasoning_spans[-1][1] == start:
+            start = self.reasoning_spans.pop()[0]
         if self._num_chars > start:
-            self._spans.append((start, self._num_chars))
+            self.reasoning_spans.append((start, self._num_chars))
 
     def _read_reasoning(self, part: Part) -> list[ReplyEvent]:
         if not self._separate:

@@ -14,7 +14,7 @@ from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.ray_private import shutdown_check
-from tests.deployments.fakes import FakeEngine, FakeServer, make_config
+from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_config
 
 
 @dataclass
@@ -39,8 +39,7 @@ async def replica() -> AsyncGenerator[Replica, None]:
     engine = DrainedEngine()
     server = ServerState.over(FakeServer(client=engine, config=make_config(drain_timeout_s=0.5)))
     app = build_http_app(server, access=lambda: Access(is_local=True))
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         yield Replica(server, engine, client)
 
 

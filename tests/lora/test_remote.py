@@ -57,16 +57,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def files() -> Iterator[FaultyFileSystem]:
+def files(tmp_path: Path) -> Iterator[FaultyFileSystem]:
+    """A file system with one adapter, at URL."""
     register_implementation("faulty", FaultyFileSystem, clobber=True)
     system = FaultyFileSystem()
+    system.written = tmp_path / "written"
+    put(system)
     yield system
     for held in (system.store, system.opened, system.faults):
         held.clear()
 
 
-def put(files: Any, tmp_path: Path, *, at: str = "/adapters/pirate", **changes: Any) -> None:
-    folder = write_adapter(tmp_path / "written", **changes)
+def put(files: Any, *, at: str = "/adapters/pirate", **changes: Any) -> None:
+    folder = write_adapter(files.written, **changes)
     files.pipe({f"{at}/{name}": (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)})
 
 
@@ -79,8 +82,7 @@ def versions(cache: Path) -> list[Path]:
     return [found for found in cache.glob("*/*") if found.parent.name != "locks"]
 
 
-def test_files_are_copied_once(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path)
+def test_files_are_copied_once(files: Any) -> None:
     sources = make_sources()
 
     folder = sources.fetch(URL)
@@ -103,11 +105,11 @@ def test_the_local_file_system_of_fsspec_does(tmp_path: Path) -> None:
     assert (copied / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
 
 
-def test_files_that_changed_are_copied_anew(files: Any, tmp_path: Path, cache: Path) -> None:
+def test_files_that_changed_are_copied_anew(files: Any, cache: Path) -> None:
     sources = make_sources()
     found = []
     for value in (1.0, 2.0, 3.0, 4.0):
-        put(files, tmp_path, tensors=make_tensors(value=value))
+        put(files, tensors=make_tensors(value=value))
         found.append(sources.fetch(URL))
 
     values = {float(next(iter(read_adapter(found[-1], SHAPES, AS_NAMED).updates.values())).a[0, 0])}
@@ -116,19 +118,18 @@ def test_files_that_changed_are_copied_anew(files: Any, tmp_path: Path, cache: P
     assert sorted(versions(cache)) == sorted(folder.parent for folder in found[-2:])
 
 
-def test_the_stamp_differs_when_the_files_do(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path)
+def test_the_stamp_differs_when_the_files_do(files: Any) -> None:
+    put(files)
     sources = make_sources()
     before = sources.stamp(URL)
     assert before == sources.stamp(URL) != ""
 
-    put(files, tmp_path)
+    put(files)
 
     assert sources.stamp(URL) not in ("", before)
 
 
-def test_many_threads_copy_once(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path)
+def test_many_threads_copy_once(files: Any) -> None:
     num_threads = 8
     ready, found = threading.Barrier(num_threads), []
 
@@ -164,9 +165,8 @@ TRANSIENT: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("fault", TRANSIENT.values(), ids=TRANSIENT)
 def test_a_download_is_tried_three_times(
-    fault: Callable[[str], Any], files: Any, tmp_path: Path, cache: Path
+    fault: Callable[[str], Any], files: Any, cache: Path
 ) -> None:
-    put(files, tmp_path)
     files.faults += [fault] * 5
 
     with pytest.raises(Unavailable, match="fetching faulty://adapters/pirate: "):
@@ -179,11 +179,11 @@ def test_a_download_is_tried_three_times(
     assert versions(cache) == [folder.parent]
 
 
-def test_files_that_change_while_they_are_read_are_read_again(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path, tensors=make_tensors(value=1.0))
+def test_files_that_change_while_they_are_read_are_read_again(files: Any) -> None:
+    put(files, tensors=make_tensors(value=1.0))
 
     def exchange(path: str) -> None:
-        put(files, tmp_path, tensors=make_tensors(value=2.0), lora_alpha=5)
+        put(files, tensors=make_tensors(value=2.0), lora_alpha=5)
 
     files.faults += [lambda path: None, exchange]  # the weights, after the configuration
 
@@ -193,8 +193,7 @@ def test_files_that_change_while_they_are_read_are_read_again(files: Any, tmp_pa
     assert (float(update.a[0, 0]), update.scale) == (2.0, 2.5)
 
 
-def test_after_the_deadline_nothing_is_tried_again(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path)
+def test_after_the_deadline_nothing_is_tried_again(files: Any) -> None:
     files.faults += [refuse(LOST)] * 3
     sources = Sources(timeout_s=5.0, pauses_s=(100.0, 100.0))
 
@@ -204,22 +203,19 @@ def test_after_the_deadline_nothing_is_tried_again(files: Any, tmp_path: Path) -
     assert len(files.opened) == 1
 
 
-def test_what_takes_too_long_is_given_up(files: Any, tmp_path: Path, cache: Path) -> None:
-    put(files, tmp_path)
-
+def test_what_takes_too_long_is_given_up(files: Any, cache: Path) -> None:
     with pytest.raises(Unavailable, match="load_timeout_s"):
         make_sources(timeout_s=1e-9).fetch(URL)
 
     assert versions(cache) == []
 
 
-def test_what_a_killed_process_left_is_removed(files: Any, tmp_path: Path, cache: Path) -> None:
-    put(files, tmp_path)
+def test_what_a_killed_process_left_is_removed(files: Any, cache: Path) -> None:
     folder = make_sources().fetch(URL)
     left = folder.parent.parent / ".left"
     left.mkdir()
     (left / WEIGHTS).write_text("half")
-    put(files, tmp_path)
+    put(files)
 
     make_sources().fetch(URL)
 
@@ -267,9 +263,8 @@ BROKEN: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @pytest.mark.parametrize(("break_it", "reason"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_adapter_is_refused_and_leaves_nothing(
-    break_it: Callable[[Any], object], reason: str, files: Any, tmp_path: Path, cache: Path
+    break_it: Callable[[Any], object], reason: str, files: Any, cache: Path
 ) -> None:
-    put(files, tmp_path)
     break_it(files)
 
     with pytest.raises(InvalidAdapter, match=reason):
@@ -279,9 +274,8 @@ def test_a_broken_adapter_is_refused_and_leaves_nothing(
 
 
 def test_a_file_of_unknown_size_is_bounded(
-    files: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    files: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(files, tmp_path)
     grow(files)
     info = files.info
     monkeypatch.setattr(FaultyFileSystem, "info", lambda _, path: info(path) | {"size": None})
@@ -292,8 +286,7 @@ def test_a_file_of_unknown_size_is_bounded(
     assert versions(cache) == []
 
 
-def test_sums_that_are_right_pass(files: Any, tmp_path: Path) -> None:
-    put(files, tmp_path)
+def test_sums_that_are_right_pass(files: Any) -> None:
     content = files.cat(f"/adapters/pirate/{WEIGHTS}")
     wrong_sums("SHA256SUMS", f"{hashlib.sha256(content).hexdigest()} *./{WEIGHTS}\n")(files)
 
@@ -325,7 +318,6 @@ def test_an_error_names_the_package_that_is_missing(
 def test_a_cache_that_cannot_be_written_is_told(
     files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(files, tmp_path)
     (tmp_path / "file").touch()
     monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "file"))
 
@@ -333,10 +325,10 @@ def test_a_cache_that_cannot_be_written_is_told(
         make_sources().fetch(URL)
 
 
-def test_a_repo_tells_what_it_holds(files: Any, tmp_path: Path) -> None:
+def test_a_repo_tells_what_it_holds(files: Any) -> None:
     for name in ("pirate", "french", "no name"):
-        put(files, tmp_path, at=f"/adapters/{name}")
-    put(files, tmp_path, at="/adapters/deep/er")
+        put(files, at=f"/adapters/{name}")
+    put(files, at="/adapters/deep/er")
     files.pipe("/adapters/unfinished/notes.txt", b"")
     sources = Sources(repo="faulty://adapters")
 

@@ -66,35 +66,23 @@ def make_sources() -> Sources:
     return Sources(repo="s3://bucket/adapters", max_bytes=MAX_BYTES, pauses_s=())
 
 
-def test_an_adapter_is_found_and_fetched(bucket: Any) -> None:
+def test_adapters_are_found_and_fetched_and_again_when_they_change(
+    bucket: Any, tmp_path: Path
+) -> None:
     sources = make_sources()
     sources.check(URL)
-
-    folder = sources.fetch(URL)
-
     assert sources.repo_adapters() == {"pirate": URL}
+
+    folder, stamp = sources.fetch(URL), sources.stamp(URL)
     assert read_adapter(folder, SHAPES, AS_NAMED).max_rank == 2
     assert sources.fetch(URL) == folder
-
-
-def test_files_that_changed_are_fetched_anew(bucket: Any, tmp_path: Path) -> None:
-    sources = make_sources()
-    sources.repo_adapters()  # which lists all files
-    before, stamp = sources.fetch(URL), sources.stamp(URL)
-    assert stamp == sources.stamp(URL) != ""
+    assert sources.stamp(URL) == stamp != ""
 
     put(bucket, tmp_path, tensors=make_tensors(value=2.0))
-
     assert sources.stamp(URL) not in ("", stamp)
-    assert sources.fetch(URL) != before
-
-
-def test_an_adapter_that_came_later_is_found(bucket: Any) -> None:
-    sources = make_sources()
-    assert list(sources.repo_adapters()) == ["pirate"]
+    assert sources.fetch(URL) != folder
 
     bucket.pipe("s3://bucket/adapters/french/adapter_config.json", b"{}")
-
     assert list(sources.repo_adapters()) == ["french", "pirate"]
 
 

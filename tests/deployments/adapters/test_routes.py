@@ -10,7 +10,6 @@ import pytest
 
 from remora.configs.errors import InvalidAdapter, Unavailable, UnknownModel
 from remora.deployments.adapters.manager_handle import Manager
-from remora.deployments.adapters.served_adapters import Adapters
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
 
 TOLD = {"adapters": [{"name": "pirate", "source": "/a", "owner": "api"}], "replicas": {"r": {}}}
@@ -57,7 +56,7 @@ class Server(FakeServer):
         self.manager = FakeManager(error=error)
 
     @property
-    def adapters(self) -> Adapters:
+    def adapters(self) -> Any:
         return FakeAdapters(self.manager)
 
 

@@ -32,7 +32,8 @@ ARGUMENTS = '{"a": "<|end|>"}'
 
 def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any) -> HarmonyReader:
     options = {"after": None, "make_id": random_id} | options
-    return HarmonyFormat().reader(prompt, use=use, **options)
+    form = options.pop("form", HarmonyFormat())
+    return HarmonyReader(form, prompt, use=use, **options)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,7 @@ def test_what_stands_between_two_reasoning_is_none(separate: bool) -> None:
 
 
 def test_without_a_format_of_reasoning_there_is_none_to_count() -> None:
-    reader = HarmonyFormat(has_reasoning=False).reader(
-        PROMPT, use=None, after=None, make_id=random_id
-    )
+    reader = make_reader(use=None, form=HarmonyFormat(has_reasoning=False))
 
     read(reader, f"{REASONING}{FINAL}Hi")
 
