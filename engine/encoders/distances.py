@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,52 +17,16 @@ from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Shard
 
 Project = Callable[[Tensor], Tensor]
-
-
-class BatchBias(Protocol):
-    """The attention bias of one batch, by layer."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """Return the values [rows or 1, num_heads, L, L] to add to the scores before softmax.
-
-        query, key:  [rows, num_heads, L, head_dim]
-        """
-        ...
-
-
-class Distances(Protocol):
-    """A table of relative positions and the bias computed from it."""
-
-    @property
-    def scale(self) -> float | None:
-        """Factor on products of queries and keys; None = 1 / sqrt(head_dim)."""
-        ...
-
-    def scores(self) -> BatchBias:
-        """Return the bias of one batch."""
-        ...
-
-    def prepare(self, projections: Sequence[Project]) -> None:
-        """Precompute values from weights; `projections` map [n, hidden] to q, k and v per layer."""
-        ...
-
-    def tensors(self) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the memory that it fills."""
-        ...
-
-
-def make_distances(config: EncoderConfig, *, dtype: torch.dtype, device: str) -> Distances | None:
-    """Return the relative positions of a family, if it has any."""
-    match config.distances:
-        case DistanceBias() as shape:
-            return BucketTable(shape, config, dtype=dtype, device=device)
-        case Disentangled() as shape:
-            return StateTable(shape, config, dtype=dtype, device=device)
-    return None
+# The attention bias of one batch: from a layer and its queries and keys
+# [rows, num_heads, L, head_dim] to values [rows or 1, num_heads, L, L] to add to the scores.
+BatchBias = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class BucketTable:
-    """A learned bias for each head and bucket, shared by all layers."""
+    """A learned bias for each head and bucket, shared by all layers.
+
+    scale:  factor on products of queries and keys; None = 1 / sqrt(head_dim)
+    """
 
     scale: float | None = None
 
@@ -75,13 +38,15 @@ class BucketTable:
         self.table = torch.empty(shape.num_buckets, config.num_heads, dtype=dtype, device=device)
 
     def scores(self) -> BatchBias:
-        """Return the bias of one batch."""
-        return _Biases(self)
+        """Return the bias of one batch, whose layers share it."""
+        of_length = cache(self.of)
+        return lambda layer, query, key: of_length(query.shape[2])
 
     def of(self, length: int) -> Tensor:
-        """Return the bias [num_heads, L, L] of rows of that length."""
+        """Return the bias [1, num_heads, L, L] of rows of that length."""
         each = self.table[bias_buckets(length, self.shape).to(self.table.device)]
-        return each.T.unfold(1, length, 1).flip(1)  # each query starts one distance earlier
+        # Each query starts one distance earlier.
+        return each.T.unfold(1, length, 1).flip(1).unsqueeze(0)
 
     def prepare(self, projections: Sequence[Project]) -> None:
         """Do nothing: the table needs no preparation."""
@@ -89,19 +54,6 @@ class BucketTable:
     def tensors(self) -> Iterator[tuple[str, Shard]]:
         """Yield the table."""
         yield f"{self.name}.weight", Shard.whole(self.table)
-
-
-@dataclass(frozen=True, slots=True)
-class _Biases:
-    table: BucketTable
-    of_length: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        length = query.shape[2]
-        found = self.of_length.get(length)
-        if found is None:
-            found = self.of_length[length] = self.table.of(length).unsqueeze(0)
-        return found
 
 
 class StateTable:
@@ -124,7 +76,7 @@ class StateTable:
         self._of_layers: list[Tensor] = []
 
     def prepare(self, projections: Sequence[Project]) -> None:
-        """Project the states by each layer's weights."""
+        """Project the states; `projections` map [n, hidden] to q, k and v of each layer."""
         states = self.table if self.norm is None else self.norm(self.table)
         for project in projections:
             heads = project(states).view(len(states), 3, self.num_heads, -1)
@@ -148,6 +100,19 @@ class StateTable:
         yield f"{self.names.distances}.weight", Shard.whole(self.table)
         if self.norm is not None and self.names.distance_norm is not None:
             yield from self.norm.tensors(self.names.distance_norm)
+
+
+Distances = BucketTable | StateTable
+
+
+def make_distances(config: EncoderConfig, *, dtype: torch.dtype, device: str) -> Distances | None:
+    """Return the relative positions of a family, if it has any."""
+    match config.distances:
+        case DistanceBias() as shape:
+            return BucketTable(shape, config, dtype=dtype, device=device)
+        case Disentangled() as shape:
+            return StateTable(shape, config, dtype=dtype, device=device)
+    return None
 
 
 def _skewed(columns: Tensor) -> Tensor:

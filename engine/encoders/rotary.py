@@ -79,8 +79,7 @@ def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
         ("rotary_scaling_factor", None),
         ("moe_every_n_layers", 0),
     ):
-        if raw.get(key, plain) not in (plain, None):
-            raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {plain!r} is supported.")
+        refuse(raw, key, plain, f"and only {plain!r} is supported")
     gate = raw.get("activation_function", "swiglu")
     if gate != "swiglu":
         raise ConfigError(f"activation_function in config.json is {gate!r}; supported: 'swiglu'.")

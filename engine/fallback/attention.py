@@ -74,18 +74,14 @@ class Step:
         heads = torch.cat([part.transpose(1, 2) for part in (query, key, value)], dim=2)[0]
         rule = self._rules.get(number)
         if rule is None:
-            rule = self._rules[number] = _rule(facts, sinks)
+            rule = self._rules[number] = AttentionSpec(
+                scale=facts.scale,
+                window=facts.window,
+                soft_cap=facts.soft_cap,
+                sinks=None if sinks is None else sinks.detach().float(),
+            )
         out = self._backend.attend(number, heads, self._turn, self._batch, rule)
         return out[..., : facts.value_dim].unsqueeze(0)
-
-
-def _rule(facts: Attended, sinks: Tensor | None) -> AttentionSpec:
-    return AttentionSpec(
-        scale=facts.scale,
-        window=facts.window,
-        soft_cap=facts.soft_cap,
-        sinks=None if sinks is None else sinks.detach().float(),
-    )
 
 
 def _attend(

@@ -21,7 +21,7 @@ from torch import nn
 from remora.configs.errors import ConfigError
 from remora.engine.fallback import probe
 from remora.engine.fallback.attention import Attended, register
-from remora.engine.fallback.head import Ends, split_ends
+from remora.engine.fallback.head import split_ends
 
 CAUSAL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
 _BUILDING = RLock()  # default dtypes and replaced torch functions apply to all threads
@@ -101,11 +101,6 @@ def num_positions(config: Any) -> int:
             "model.config_overrides: {max_position_embeddings: N}"
         )
     return found
-
-
-def ends_of(model: Any) -> Ends:
-    """Split a model; see `split_ends`."""
-    return split_ends(model)
 
 
 def code_files(raw: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,20 +49,11 @@ class SelfAttention:
         self.head_dim = shape.head_dim
         self.interleaved = config.layers[layer].rope.interleaved
         query, key_or_value = (axis.times(self.head_dim) for axis in (self._heads, self._kv_heads))
-        self.qkv_proj = Linear(
-            Axis.whole(config.hidden_size),
-            {"q_proj": query, "k_proj": key_or_value, "v_proj": key_or_value},
-            bias=shape.qkv_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self.o_proj = Linear(
-            query,
-            {"o_proj": Axis.whole(config.hidden_size)},
-            bias=shape.out_bias and layout.tp_rank == 0,
-            dtype=dtype,
-            device=device,
-        )
+        linear, outer = partial(Linear, dtype=dtype, device=device), Axis.whole(config.hidden_size)
+        parts = {"q_proj": query, "k_proj": key_or_value, "v_proj": key_or_value}
+        self.qkv_proj = linear(outer, parts, bias=shape.qkv_bias)
+        has_bias = shape.out_bias and layout.tp_rank == 0
+        self.o_proj = linear(query, {"o_proj": outer}, bias=has_bias)
         self._rotates = config.layers[layer].rope.kind != "none"
         growth = shape.growth
         self.growth = None if growth and growth.unrotated_only and self._rotates else growth

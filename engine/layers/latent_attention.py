@@ -13,6 +13,7 @@ head, V elements of a head's value.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class LatentAttention:
         self.spec = AttentionSpec(scale=shape.scale)
         self._heads = Axis(shape.num_heads, layout.share(shape.num_heads))
         self.num_heads = len(self._heads.held)
-        outer = Axis.whole(config.hidden_size)
+        linear, outer = partial(Linear, dtype=dtype, device=device), Axis.whole(config.hidden_size)
         query = self._heads.times(latent.key_size + latent.rotary_size)
         row = Axis.whole(latent.size + latent.rotary_size)
         first, self.q_norm, self.q_b_proj = {"q_proj": query}, None, None
@@ -62,27 +63,14 @@ class LatentAttention:
             narrow = Axis.whole(latent.query_rank)
             first = {"q_a_proj": narrow}
             self.q_norm = RMSNorm(latent.query_rank, eps=NORM_EPS, dtype=dtype, device=device)
-            self.q_b_proj = Linear(
-                narrow, {"q_b_proj": query}, bias=False, dtype=dtype, device=device
-            )
-        self.in_proj = Linear(
-            outer,
-            {**first, "kv_a_proj_with_mqa": row},
-            bias=shape.qkv_bias,
-            dtype=dtype,
-            device=device,
-        )
+            self.q_b_proj = linear(narrow, {"q_b_proj": query}, bias=False)
+        self.in_proj = linear(outer, {**first, "kv_a_proj_with_mqa": row}, bias=shape.qkv_bias)
         self.latent_norm = RMSNorm(latent.size, eps=NORM_EPS, dtype=dtype, device=device)
         self.unfold = allocate_weight(
             (self.num_heads, latent.key_size + latent.value_size, latent.size), dtype, device
         )
-        self.o_proj = Linear(
-            self._heads.times(latent.value_size),
-            {"o_proj": outer},
-            bias=shape.out_bias and layout.tp_rank == 0,
-            dtype=dtype,
-            device=device,
-        )
+        values, has_bias = self._heads.times(latent.value_size), shape.out_bias
+        self.o_proj = linear(values, {"o_proj": outer}, bias=has_bias and layout.tp_rank == 0)
 
     def __call__(
         self,

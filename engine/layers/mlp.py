@@ -60,14 +60,10 @@ class MLP:
         inner = Axis(config.size, layout.share(config.size))
         outer = Axis.whole(hidden_size)
         parts = {"gate_proj": inner, "up_proj": inner} if config.gated else {"up_proj": inner}
-        self.gate_up_proj = Linear(outer, parts, bias=config.bias, dtype=dtype, device=device)
-        self.down_proj = Linear(
-            inner,
-            {"down_proj": outer},
-            bias=config.bias and layout.tp_rank == 0,
-            dtype=dtype,
-            device=device,
-        )
+        linear = partial(Linear, dtype=dtype, device=device)
+        self.gate_up_proj = linear(outer, parts, bias=config.bias)
+        has_bias = config.bias and layout.tp_rank == 0
+        self.down_proj = linear(inner, {"down_proj": outer}, bias=has_bias)
         self._activate = ACTIVATIONS[config.activation]
         if config.gated:
             gated = GATED.get(config.activation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,33 +13,10 @@ from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.norm import add_rms_norm, rms_norm
 
 
-class Norm(Protocol):
-    """A norm over the last dimension.
+class RMSNorm:
+    """Norm by the root mean square over the last dimension.
 
     weight:  [dim], with the offset added
-    bias:    [dim] or None
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [..., dim]."""
-        ...
-
-    def add(self, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `delta` to the residual stream in place; return (normalised stream, stream)."""
-        ...
-
-    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the tensor that it fills."""
-        ...
-
-
-class RMSNorm:
-    """Norm by the root mean square.
-
     offset:  added to the checkpoint's weight, which is then kept in float32, because 16-bit formats
              have few digits near 1
     """
@@ -106,6 +82,9 @@ class LayerNorm:
         yield f"{name}.weight", Shard(memory=self.weight, axes=axes)
         if self.bias is not None:
             yield f"{name}.bias", Shard(memory=self.bias, axes=axes)
+
+
+Norm = RMSNorm | LayerNorm
 
 
 def make_norm(config: NormConfig, dim: int, *, dtype: torch.dtype, device: str) -> Norm:

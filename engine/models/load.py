@@ -82,28 +82,17 @@ def open_model(path: Path, **options: Unpack[LoadOptions]) -> Iterator[tuple[Dec
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     if edit is not None:
         source = edit(source, RenamingRules(config.rules))
-    with _filling(
-        model,
-        source,
-        show_progress=options["show_progress"],
-        num_threads=loading.num_threads,
-    ) as filling:
+    is_shown, num_threads = options["show_progress"], loading.num_threads
+    with filling(model, source, show_progress=is_shown, num_threads=num_threads) as filled:
         if load_format == "pt":  # read a file at a time, not a tensor
-            filling.fill()
-        yield model, filling.fill
+            filled.fill()
+        yield model, filled.fill
 
 
-def fill_model(
-    model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int = 1
-) -> None:
-    """Fill a rank's shard of a model. Raises ConfigError if names or shapes differ."""
-    with _filling(model, source, show_progress=show_progress, num_threads=num_threads):
-        pass
-
-
-def _filling(
+def filling(
     model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int
 ) -> Filling:
+    """Return what fills a rank's shard of a model. Raises ConfigError if names or shapes differ."""
     config = model.config
     return Filling(
         model.tensors(),

@@ -125,22 +125,21 @@ def parse_rope(
         "factor": float(factor),
         "original_max_position": original,
     }
+    further: dict[str, Any] = {}
+    longest = max_position_embeddings
     match kind:
         case "dynamic":
-            return RopeConfig(**common), int(factor * max_position_embeddings)
+            longest = int(factor * max_position_embeddings)
         case "llama3":
-            low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-            rope = RopeConfig(**common, low_freq_factor=low, high_freq_factor=high)
-            return rope, max_position_embeddings
+            further = {key: settings[key] for key in ("low_freq_factor", "high_freq_factor")}
         case "yarn":
-            return _yarn(common, settings), max(max_position_embeddings, int(factor * original))
+            further = _yarn(settings, factor)
+            longest = max(max_position_embeddings, int(factor * original))
         case "longrope":
-            return _longrope(common, settings, rotary_dim // 2), max_position_embeddings
+            further = _longrope(settings, factor, original, rotary_dim // 2)
         case "divided":
-            rope = RopeConfig(**common, divisors=tuple(settings["divisors"]))
-            return rope, max_position_embeddings
-        case _:
-            return RopeConfig(**common), max_position_embeddings
+            further = {"divisors": tuple(settings["divisors"])}
+    return RopeConfig(**common, **further), longest
 
 
 def _check(
@@ -173,9 +172,9 @@ def _check(
         raise ConfigError(f"rope settings of type {kind!r} in config.json lack {missing[0]}.")
 
 
-def _yarn(common: dict[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
+def _yarn(settings: Mapping[str, Any], factor: float) -> dict[str, Any]:
     def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(common["factor"]) + 1.0 if common["factor"] > 1 else 1.0
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     attention_factor = settings.get("attention_factor")
     if attention_factor is None:
@@ -183,16 +182,17 @@ def _yarn(common: dict[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
         attention_factor = magnitude(1.0)
         if scale and scale_all:
             attention_factor = magnitude(scale) / magnitude(scale_all)
-    return RopeConfig(
-        **common,
-        attention_factor=attention_factor,
-        beta_fast=settings.get("beta_fast") or DEFAULT_BETA_FAST,
-        beta_slow=settings.get("beta_slow") or DEFAULT_BETA_SLOW,
-        truncate=settings.get("truncate", True),
-    )
+    return {
+        "attention_factor": attention_factor,
+        "beta_fast": settings.get("beta_fast") or DEFAULT_BETA_FAST,
+        "beta_slow": settings.get("beta_slow") or DEFAULT_BETA_SLOW,
+        "truncate": settings.get("truncate", True),
+    }
 
 
-def _longrope(common: dict[str, Any], settings: Mapping[str, Any], num_pairs: int) -> RopeConfig:
+def _longrope(
+    settings: Mapping[str, Any], factor: float, original: int, num_pairs: int
+) -> dict[str, Any]:
     """Frequencies divided by numbers that were searched for (LongRoPE, arXiv:2402.13753)."""
     short, long = tuple(settings["short_factor"]), tuple(settings["long_factor"])
     if len(short) != num_pairs or len(long) != num_pairs:
@@ -200,11 +200,8 @@ def _longrope(common: dict[str, Any], settings: Mapping[str, Any], num_pairs: in
             f"short_factor and long_factor in config.json hold {len(short)} and {len(long)} "
             f"numbers; {num_pairs} pairs of each head are turned."
         )
-    factor, original = common["factor"], common["original_max_position"]
     attention_factor = settings.get("attention_factor")
     if attention_factor is None:
         stretch = math.log(factor) / math.log(original) if factor > 1 else 0.0
         attention_factor = math.sqrt(1 + stretch)
-    return RopeConfig(
-        **common, attention_factor=attention_factor, divisors=short, long_divisors=long
-    )
+    return {"attention_factor": attention_factor, "divisors": short, "long_divisors": long}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,21 @@ from remora.engine.encoders.architectures import CLASSIFIER, encoder_architectur
 from remora.engine.encoders.model import EncoderModel
 from remora.engine.models.architectures import ARCHITECTURES, parse_states
 from remora.engine.models.checkpoint import read_raw_config
-from remora.engine.models.config import DecoderConfig
-from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.config import DecoderConfig, TensorRule
 from remora.engine.models.facts import dtype_of
 from remora.engine.models.families.config_values import RawConfig
 from remora.engine.parallel.shard import Shard
-from remora.engine.pooling.facts import (
-    BASE_HEADS,
-    CAUSAL,
-    YES_NO,
-    PoolingFacts,
-)
+from remora.engine.pooling.facts import BASE_HEADS, CAUSAL, YES_NO, PoolingFacts
 from remora.engine.pooling.heads import Head
-from remora.engine.pooling.model import DecoderStates, PoolingModel
+from remora.engine.pooling.model import DecoderStates, PoolingModel, States
 from remora.engine.pooling.scoring import REWARD_HEADS, STEP_HEADS
 from remora.engine.protocols import WeightSource
-from remora.engine.weights import rename_tensors
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.loader import fill, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
+from remora.engine.weights.rename_tensors import RenamedWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 # Tensors that pooling does not use: heads of pretraining, and constant buffers.
@@ -48,46 +42,18 @@ UNUSED = re.compile(
     r"|^(lm|mask|generator_lm|generator|discriminator)_(predictions|head)\."
     r"|^vocab_(transform|layer_norm|projector)\."
 )
-DECODER = "model."
 OUTPUT = "lm_head.weight"
 # Families whose headless models have another name.
 BASES = {"Gemma3Text": "Gemma3"}
 BARE_TABLE = "embed_tokens.weight"  # of checkpoints without a head
 
 
-class RenamedWeights:
-    """A WeightSource with renamed tensors."""
-
-    def __init__(self, source: WeightSource, rename: Callable[[str], str]) -> None:
-        self.label = source.label
-        self._source = source
-        self._names = {rename(name): name for name in source.shapes()}
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor."""
-        shapes = self._source.shapes()
-        return {name: shapes[original] for name, original in self._names.items()}
-
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors."""
-        renamed = {self._names[name]: name for name in names if name in self._names}
-        for original, tensor in self._source.read(renamed.keys()):
-            yield renamed[original], tensor
-
-
 def pooling_model_facts(path: Path, overrides: Mapping[str, Any]) -> ModelFacts:
     """Return the facts of a checkpoint that is served for embeddings or scores."""
     raw = read_raw_config(path, overrides)
-    shape: EncoderModel | DecoderModel
-    if encoder_architecture(raw):
-        config = parse_encoder(raw)
-        shape = EncoderModel(config, dtype=torch.bfloat16, device="meta")
-        num_kv_heads, max_position = config.num_heads, config.max_position
-        sizes: Any = config
-    else:
-        sizes = parse_decoder(raw)
-        shape = DecoderModel(sizes, dtype=torch.bfloat16, device="meta")
-        num_kv_heads, max_position = sizes.num_kv_heads, sizes.max_position
+    states = _build_states(raw, torch.bfloat16, "meta")
+    sizes = states.config
+    num_kv_heads = sizes.num_kv_heads if isinstance(sizes, DecoderConfig) else sizes.num_heads
     return ModelFacts(
         architecture=str((raw.get("architectures") or [sizes.architecture])[0]),
         num_layers=sizes.num_layers,
@@ -97,9 +63,9 @@ def pooling_model_facts(path: Path, overrides: Mapping[str, Any]) -> ModelFacts:
         num_kv_heads=num_kv_heads,
         head_dim=sizes.head_dim,
         vocab_size=sizes.vocab_size,
-        max_position=max_position,
+        max_position=sizes.max_position,
         dtype=dtype_of(path, raw),
-        num_parameters=sum(shard.memory.numel() for shard in shape.tensors().values()),
+        num_parameters=sum(shard.memory.numel() for shard in states.tensors().values()),
         tied_embeddings=True,
         fingerprint=fingerprint(path, dict(raw)),
     )
@@ -149,11 +115,11 @@ def load_pooling_model(
         wanted = {_bare(name, encoder.names.prefixes): shard for name, shard in wanted.items()}
     source = _open(path, load_format, loading, wanted, device)
     if encoder is not None:
-        source = RenamedWeights(source, lambda name: _current(name, encoder.names.prefixes))
+        source = RenamedWeights(source, _current_names(encoder.names.prefixes))
     elif BARE_TABLE in source.shapes():
-        source = RenamedWeights(source, DECODER.__add__)
-    if isinstance(states, DecoderStates) and states.model.config.rules:
-        source = rename_tensors.RenamedWeights(source, states.model.config.rules)
+        source = RenamedWeights(source, [TensorRule("(.*)", (r"model.\1",))])
+    if isinstance(states, DecoderStates) and states.config.rules:
+        source = RenamedWeights(source, states.config.rules)
     unused = frozenset(name for name in source.shapes() if UNUSED.search(name))
     fill(
         wanted,
@@ -172,7 +138,7 @@ def load_pooling_model(
     return PoolingModel(states, head, device=device, step_id=facts.step_id)
 
 
-def _build_states(raw: RawConfig, dtype: torch.dtype, device: str) -> EncoderModel | DecoderStates:
+def _build_states(raw: RawConfig, dtype: torch.dtype, device: str) -> States:
     if encoder_architecture(raw):
         return EncoderModel(parse_encoder(raw), dtype=dtype, device=device)
     return DecoderStates(parse_decoder(raw), dtype=dtype, device=device)
@@ -184,10 +150,15 @@ def _bare(name: str, prefixes: tuple[str, ...]) -> str:
     return name
 
 
-def _current(name: str, prefixes: tuple[str, ...]) -> str:
-    """Return a name without prefix, and with the modern names of norm weights."""
-    bare = _bare(name, prefixes).replace("LayerNorm.gamma", "LayerNorm.weight")
-    return bare.replace("LayerNorm.beta", "LayerNorm.bias")
+def _current_names(prefixes: tuple[str, ...]) -> list[TensorRule]:
+    """Return the rules for names without prefix, and with the modern names of norm weights."""
+    prefix = f"(?:{'|'.join(map(re.escape, prefixes))})?"
+    names = {
+        r"(.*LayerNorm)\.gamma": r"\1.weight",
+        r"(.*LayerNorm)\.beta": r"\1.bias",
+        "(.*)": r"\1",
+    }
+    return [TensorRule(prefix + theirs, (ours,)) for theirs, ours in names.items()]
 
 
 def _output_rows(states: DecoderStates, source: WeightSource, *, is_tied: bool) -> Tensor:

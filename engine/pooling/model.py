@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from remora.engine.encoders.model import EncoderModel
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.shard import Shard
@@ -19,20 +19,12 @@ from remora.engine.runner.batch import ForwardBatch
 from remora.engine.types import FloatArray
 
 
-class HiddenStates(Protocol):
-    """Computes the hidden states of rows."""
-
-    def forward(self, rows: RowBatch) -> Tensor:
-        """Return the final hidden states [T, hidden_size]."""
-        ...
-
-
 class DecoderStates:
     """A decoder without its LM head, which computes whole rows without a KV cache."""
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
+        self.config = config
         self.model = DecoderModel(config, dtype=dtype, device=device)
-        self._num_heads = config.num_heads
 
     def forward(self, rows: RowBatch) -> Tensor:
         """Return the final hidden states [T, hidden_size]."""
@@ -51,7 +43,7 @@ class DecoderStates:
             extend_lens=rows.lengths,
             logit_index=empty,
         )
-        return self.model.forward(batch, RowsAttention(rows, num_heads=self._num_heads))
+        return self.model.forward(batch, RowsAttention(rows, num_heads=self.config.num_heads))
 
     def tensors(self) -> dict[str, Shard]:
         """Return checkpoint names and the memory that they fill."""
@@ -64,6 +56,9 @@ class DecoderStates:
                 linear.pack()
 
 
+States = EncoderModel | DecoderStates
+
+
 class PoolingModel:
     """Hidden states and a head. Thread-safe.
 
@@ -71,7 +66,7 @@ class PoolingModel:
     """
 
     def __init__(
-        self, states: HiddenStates, head: Head, *, device: str, step_id: int | None = None
+        self, states: States, head: Head, *, device: str, step_id: int | None = None
     ) -> None:
         self._states = states
         self._head = head

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.models.families.config_values import without_nulls
 from remora.engine.observe.progress import progress_bar
 from remora.engine.weights.gguf.config import read_gguf_config
 from remora.engine.weights.gguf.tokenizer import load_gguf_tokenizer
@@ -83,9 +84,9 @@ def write_folder(gguf: Path, folder: Path) -> None:
             advance(tensors[name].nbytes)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     load_gguf_tokenizer(gguf).save(folder)
-    _write_json(folder / "config.json", {**_without_nulls(raw), "dtype": "bfloat16"})
+    _write_json(folder / "config.json", {**without_nulls(raw), "dtype": "bfloat16"})
     special = {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(folder / "generation_config.json", _without_nulls(special) | GREEDY)
+    _write_json(folder / "generation_config.json", without_nulls(special) | GREEDY)
 
 
 def _rename(temporary: Path, folder: Path) -> None:
@@ -97,10 +98,6 @@ def _rename(temporary: Path, folder: Path) -> None:
             return
         shutil.rmtree(folder)
         temporary.rename(folder)
-
-
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from remora.configs.schema import ServeConfig
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.load import LOAD_FORMATS, fill_model, load_model
+from remora.engine.models.load import LOAD_FORMATS, filling, load_model
 from remora.engine.plugins import import_callable
 from remora.engine.runner.forward import DTYPES, build_forward
 from remora.engine.runner.inputs import InputBatch
@@ -93,8 +93,8 @@ class NewWeights:
             raise ConfigError(f"{loader} failed: {type(error).__name__}: {error}") from error
         plan = self._plan
         model = DecoderModel(self._model, dtype=DTYPES[plan.dtype], device=plan.device)
-        fill_model(model, weights, show_progress=False, num_threads=plan.loading.num_threads)
-        return model
+        with filling(model, weights, show_progress=False, num_threads=plan.loading.num_threads):
+            return model
 
     def _read(self, source: str, load_format: str) -> DecoderModel:
         if load_format not in LOAD_FORMATS:

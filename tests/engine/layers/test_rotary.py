@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -34,45 +32,9 @@ def test_angles_of_a_token_do_not_depend_on_its_batch(config: RopeConfig) -> Non
         torch.testing.assert_close(together[row : row + 1], alone, atol=1e-6, rtol=0)
 
 
-def test_linear_rope_divides_positions() -> None:
-    scaled = angle_of(RopeConfig(kind="linear", factor=4.0), 8)
-
-    torch.testing.assert_close(scaled, angle_of(RopeConfig(), 2))
-
-
-def test_dynamic_rope_is_plain_up_to_the_original_length_and_slower_after_it() -> None:
-    rotary, plain = (
-        RotaryEmbedding(config, 32, device="cpu") for config in (DYNAMIC, RopeConfig())
-    )
-    inside, outside = torch.arange(64), torch.tensor([64])
-
-    assert torch.equal(
-        rotary.angles(inside, torch.float32)[0], plain.angles(inside, torch.float32)[0]
-    )
-    assert not torch.equal(
-        rotary.angles(outside, torch.float32)[0], plain.angles(outside, torch.float32)[0]
-    )
-
-
-def test_llama3_rope_keeps_fast_pairs_and_divides_slow_ones() -> None:
-    scaled = RotaryEmbedding(LLAMA3, 32, device="cpu").inverse_frequencies
-    plain = RotaryEmbedding(RopeConfig(), 32, device="cpu").inverse_frequencies
-
-    assert scaled[0] == plain[0]
-    assert scaled[-1] == plain[-1] / 8
-
-
 def test_divided_rope_has_a_divisor_for_each_pair() -> None:
     config = RopeConfig(kind="divided", divisors=tuple(range(1, 17)))
 
     scaled = RotaryEmbedding(config, 32, device="cpu").inverse_frequencies
 
     assert scaled[3].item() == pytest.approx(10_000 ** (-3 / 16) / 4)
-
-
-def test_yarn_scales_cosines_and_sines() -> None:
-    config = RopeConfig(kind="yarn", factor=4.0, original_max_position=64, attention_factor=1.1386)
-
-    cos, sin = RotaryEmbedding(config, 32, device="cpu").angles(torch.tensor([5]), torch.float32)
-
-    assert math.hypot(cos[0, 0].item(), sin[0, 0].item()) == pytest.approx(1.1386)

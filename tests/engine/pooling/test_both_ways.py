@@ -17,8 +17,9 @@ from remora.engine.models.architectures import parse_config, parse_states
 from remora.engine.models.implementation import implementation_of
 from remora.engine.pooling.embedder import Embedder
 from remora.engine.pooling.facts import pooling_task
+from remora.engine.pooling.row import Row
 from tests.conftest import TinyCheckpoints
-from tests.engine.pooling.test_encoders import load, rows_of
+from tests.engine.pooling.test_encoders import assert_states, load, rows_of, states_of
 from tests.tiny_embedders import PROMPTS, WINDOW, make_tiny_embedding_gemma
 from tests.tiny_encoders import make_framing_tokenizer
 from tests.tolerance import near
@@ -48,12 +49,9 @@ def test_states_are_those_of_transformers(
     # Its other kernels take a mask that is nowhere false for a causal one.
     oracle = AutoModel.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32)
     model = load(tmp_path, task="embed")
-    together = model(ROWS)
-    for row, mean in zip(ROWS, together, strict=True):
-        with torch.inference_mode():
-            wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
-        assert model.hidden(row) == near(wanted, oracle.config.num_hidden_layers)
-        assert mean == near(wanted.mean(0), oracle.config.num_hidden_layers)
+    assert_states(model, oracle, ROWS)
+    for row, mean in zip(ROWS, model(ROWS), strict=True):
+        assert mean == near(states_of(oracle, row).mean(0), oracle.config.num_hidden_layers)
 
 
 def test_embeddinggemma_embeds_as_its_modules_say(tmp_path: Path) -> None:
@@ -66,8 +64,7 @@ def test_embeddinggemma_embeds_as_its_modules_say(tmp_path: Path) -> None:
     for name, vectors in found.items():
         for text, vector in zip(TEXTS, vectors, strict=True):
             ids = tokenizer(PROMPTS.get(name or "", "") + text)["input_ids"]
-            with torch.inference_mode():
-                state = oracle(torch.tensor([ids])).last_hidden_state[0].mean(0)
+            state = states_of(oracle, Row(ids)).mean(0)
             wanted = normalize(layers[1] @ (layers[0] @ state), dim=0)
             assert vector == near(wanted, oracle.config.num_hidden_layers)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +20,13 @@ from transformers import (
 )
 
 from remora.configs.errors import ConfigError
-from remora.configs.planning.loading import Loading
-from remora.configs.sections.model import ModelSection
 from remora.configs.sections.pooling import PoolingSection
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
-from remora.engine.pooling.load import load_pooling_model
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.vectors import scores_of
 from remora.engine.types import FloatArray
 from tests.engine.models.families import as_internlm2
+from tests.engine.pooling.test_encoders import load, states_of
 from tests.tiny_encoders import randomise
 from tests.tiny_models import COMMON
 from tests.tolerance import near
@@ -55,70 +52,60 @@ def write(path: Path, tensors: dict[str, Tensor], raw: dict[str, object]) -> Non
 
 
 def rewards(path: Path) -> FloatArray:
-    task = pooling_task(path, "auto")
-    assert task == "reward"
-    facts = read_pooling_facts(path, task, PoolingSection(), hidden_size=SIZE)
+    facts = read_pooling_facts(path, "reward", PoolingSection(), hidden_size=SIZE)
     assert (facts.activation, facts.size) == ("none", 1)
-    model = load_pooling_model(
-        path,
-        facts,
-        dtype=torch.float32,
-        device="cpu",
-        load_format="auto",
-        loading=Loading.of(ModelSection(path=str(path))),
-    )
-    found = model([Row(row) for row in ROWS])
+    found = load(path, size=SIZE)([Row(row) for row in ROWS])
     assert isinstance(found, np.ndarray)
     return found
 
 
-def last_states(oracle: PreTrainedModel) -> Tensor:
-    with torch.inference_mode():
-        found = [oracle.model(torch.tensor([row])).last_hidden_state[0, -1] for row in ROWS]
-    return torch.stack(found)
-
-
-def test_qwen2_rewards_have_two_layers(tmp_path: Path) -> None:
-    oracle = Qwen2ForCausalLM(Qwen2Config(**{**COMMON, "tie_word_embeddings": False}))
-    tensors, raw = save(tmp_path, oracle)
+def two_layers(outputs: int) -> tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]:
+    """Return the tensors of a random head with a hidden layer, and its formula."""
     draw = torch.Generator().manual_seed(0)
-    first, last = (torch.randn(n, SIZE, generator=draw) * 0.2 for n in (SIZE, 1))
-    shift, offset = torch.randn(SIZE, generator=draw), torch.randn(1, generator=draw)
-    heads = {
+    first, last = (torch.randn(n, SIZE, generator=draw) * 0.2 for n in (SIZE, outputs))
+    shift, offset = torch.randn(SIZE, generator=draw), torch.randn(outputs, generator=draw)
+    tensors = {
         "score.0.weight": first,
         "score.0.bias": shift,
         "score.2.weight": last,
         "score.2.bias": offset,
     }
+    return tensors, lambda states: (states @ first.T + shift).clamp(min=0) @ last.T + offset
+
+
+def make_qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**{**COMMON, "tie_word_embeddings": False}))
+
+
+def last_states(oracle: PreTrainedModel) -> Tensor:
+    return torch.stack([states_of(oracle.model, Row(row))[-1] for row in ROWS])
+
+
+def assert_rewards(path: Path, wanted: Tensor) -> None:
+    assert np.ptp(wanted.numpy()) > 0.1
+    assert rewards(path) == near(wanted, NUM_LAYERS)
+
+
+def test_qwen2_rewards_have_two_layers(tmp_path: Path) -> None:
+    oracle = make_qwen2()
+    tensors, raw = save(tmp_path, oracle)
+    heads, judge = two_layers(1)
     write(tmp_path, {**tensors, **heads}, {**raw, "architectures": ["Qwen2ForRewardModel"]})
 
-    wanted = (last_states(oracle) @ first.T + shift).clamp(min=0) @ last.T + offset
-    assert np.ptp(wanted.numpy()) > 0.1
-    assert rewards(tmp_path) == near(wanted, NUM_LAYERS)
+    assert_rewards(tmp_path, judge(last_states(oracle)))
 
 
 def save_process_rewards(path: Path) -> Callable[[list[int], int], Tensor]:
     """Write a process reward model; returns what gives its rewards at a token's places."""
-    oracle = Qwen2ForCausalLM(Qwen2Config(**{**COMMON, "tie_word_embeddings": False}))
+    oracle = make_qwen2()
     tensors, raw = save(path, oracle)
-    draw = torch.Generator().manual_seed(0)
-    first, last = (torch.randn(n, SIZE, generator=draw) * 0.2 for n in (SIZE, 2))
-    shift, offset = torch.randn(SIZE, generator=draw), torch.randn(2, generator=draw)
-    heads = {
-        "score.0.weight": first,
-        "score.0.bias": shift,
-        "score.2.weight": last,
-        "score.2.bias": offset,
-    }
+    heads, judge = two_layers(2)
     said = {"architectures": ["Qwen2ForProcessRewardModel"], "id2label": {"0": "not so"}}
     write(path, {**tensors, **heads}, {**raw, **said})
 
     def wanted(ids: list[int], step: int) -> Tensor:
-        with torch.inference_mode():
-            states = oracle.model(torch.tensor([ids])).last_hidden_state[0]
-        judged = states[torch.tensor(ids) == step]
-        rewards: Tensor = ((judged @ first.T + shift).clamp(min=0) @ last.T + offset).softmax(1)
-        return rewards
+        states = states_of(oracle.model, Row(ids))
+        return judge(states[torch.tensor(ids) == step]).softmax(1)
 
     return wanted
 
@@ -132,16 +119,8 @@ def test_process_rewards_are_those_of_every_step(tmp_path: Path) -> None:
     facts = read_pooling_facts(tmp_path, task, PoolingSection(), hidden_size=SIZE)
     assert (facts.step_token, facts.activation, facts.size) == ("<extra_0>", "softmax", 2)
     assert facts.labels == ("wrong", "right")
-    model = load_pooling_model(
-        tmp_path,
-        replace(facts, step_id=step),
-        dtype=torch.float32,
-        device="cpu",
-        load_format="auto",
-        loading=Loading.of(ModelSection(path=str(tmp_path))),
-    )
 
-    found = model([Row(row) for row in rows])
+    found = load(tmp_path, size=SIZE, step_id=step)([Row(row) for row in rows])
 
     assert [len(one) for one in found] == [row.count(step) for row in rows]
     for row, one in zip(rows, found, strict=True):
@@ -174,6 +153,4 @@ def test_internlm2_rewards_are_one_product(tmp_path: Path) -> None:
     raw = {**raw, "architectures": ["InternLM2ForRewardModel"]}
     write(tmp_path, {**tensors, "v_head.weight": head}, raw)
 
-    wanted = last_states(oracle) @ head.T
-    assert np.ptp(wanted.numpy()) > 0.1
-    assert rewards(tmp_path) == near(wanted, NUM_LAYERS)
+    assert_rewards(tmp_path, last_states(oracle) @ head.T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from remora.engine.client import LocalEngineClient
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.types import FinishReason, Request, SamplingParams
 from tests.conftest import TinyCheckpoints
+from tests.engine.weights.test_damages import NORM, Damage, retensor
 
+Answers = list[tuple[int, ...]]
 LOADER = f"{__name__}:negated"
 PROMPTS = [list(range(3 + number, 40 + 7 * number)) for number in range(4)]
 
@@ -91,10 +94,10 @@ async def running(request: Any, old: Path, new: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def wanted(old: Path, new: Path) -> dict[str, list[tuple[int, ...]]]:
+def wanted(old: Path, new: Path) -> dict[str, Answers]:
     """What each set of weights answers to each prompt, in an engine that never had others."""
 
-    async def answers(path: Path) -> list[tuple[int, ...]]:
+    async def answers(path: Path) -> Answers:
         running = Running(build(path, new))
         try:
             return [await running.answer(prompt) for prompt in PROMPTS]
@@ -106,7 +109,7 @@ def wanted(old: Path, new: Path) -> dict[str, list[tuple[int, ...]]]:
 
 @pytest.mark.observes("model.weight_roots")
 async def test_other_weights_answer_from_then_on_and_the_prefix_cache_forgets(
-    running: Running, new: Path, wanted: dict[str, list[tuple[int, ...]]]
+    running: Running, new: Path, wanted: dict[str, Answers]
 ) -> None:
     assert wanted["old"] != wanted["new"]
     assert [await running.answer(prompt) for prompt in PROMPTS] == wanted["old"]
@@ -118,7 +121,7 @@ async def test_other_weights_answer_from_then_on_and_the_prefix_cache_forgets(
 
 @pytest.mark.observes("model.weight_loaders")
 async def test_a_function_that_the_operator_names_may_give_them(
-    running: Running, old: Path, wanted: dict[str, list[tuple[int, ...]]]
+    running: Running, old: Path, wanted: dict[str, Answers]
 ) -> None:
     await running.update(old, LOADER)
 
@@ -126,7 +129,7 @@ async def test_a_function_that_the_operator_names_may_give_them(
 
 
 async def test_no_answer_is_of_both(
-    running: Running, old: Path, new: Path, wanted: dict[str, list[tuple[int, ...]]]
+    running: Running, old: Path, new: Path, wanted: dict[str, Answers]
 ) -> None:
     """More requests than rows come while weights change twice; each has seen one set of them."""
     seen = set()
@@ -153,7 +156,7 @@ async def test_no_answer_is_of_both(
 
 
 async def test_requests_that_come_amid_an_exchange_wait_for_it(
-    running: Running, new: Path, wanted: dict[str, list[tuple[int, ...]]]
+    running: Running, new: Path, wanted: dict[str, Answers]
 ) -> None:
     long = asyncio.create_task(running.answer(PROMPTS[0], 200))
     while running.client.stats().num_running == 0:
@@ -175,39 +178,26 @@ async def test_requests_that_come_amid_an_exchange_wait_for_it(
     await exchanging
 
 
-def broken(new: Path, folder: Path, change: str) -> Path:
-    shutil.copytree(new, folder, dirs_exist_ok=True)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    if change == "missing":
-        del tensors["model.norm.weight"]
-    elif change == "shape":
-        tensors["model.norm.weight"] = torch.ones(7)
-    elif change == "config":
-        text = (folder / "config.json").read_text()
-        (folder / "config.json").write_text(
-            text.replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 0.1')
-        )
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
+def change_epsilon(file: Path) -> None:
+    config = file.with_name("config.json")
+    raw = json.loads(config.read_text())
+    config.write_text(json.dumps({**raw, "rms_norm_eps": 0.1}))
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("damage", "reason"),
     [
-        ("missing", "missing: model.norm.weight"),
-        ("shape", "of another shape"),
-        ("config", "does not describe the served model"),
+        (retensor(**{NORM: None}), "missing: model.norm.weight"),
+        (retensor(**{NORM: torch.ones(7)}), "of another shape"),
+        (change_epsilon, "does not describe the served model"),
     ],
+    ids=["missing", "shape", "config"],
 )
 async def test_weights_that_do_not_fit_leave_the_old_ones(
-    running: Running,
-    new: Path,
-    wanted: dict[str, list[tuple[int, ...]]],
-    change: str,
-    reason: str,
+    running: Running, new: Path, wanted: dict[str, Answers], damage: Damage, reason: str
 ) -> None:
-    folder = broken(new, new.parent / change, change)
+    folder = Path(shutil.copytree(new, new.parent / "damaged", dirs_exist_ok=True))
+    damage(folder / "model.safetensors")
 
     with pytest.raises(ConfigError, match=reason):
         await running.update(folder)
