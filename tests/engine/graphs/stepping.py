@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.load import load_model
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
@@ -22,7 +22,7 @@ from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
 from tests.engine.fakes import make_plan
-from tests.engine.loaded import load_f32
+from tests.engine.loaded import load
 from tests.kernels.cpu.products import pack_alone, unpack
 
 PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
@@ -119,7 +119,7 @@ def make_native(
     """
     layers, head = MODES[mode]
     dtype = torch.float32 if layers is Format.F32 else torch.bfloat16
-    model = load_model(path, dtype=dtype, load_format="auto", device="cpu", show_progress=False)
+    model = load(path, dtype)
     prepare(model)
     table = make_table()
     shape = StepShape(
@@ -144,7 +144,7 @@ def make_eager(
     adapters: Mapping[int, int] = NO_ADAPTERS,
 ) -> Stepper:
     """Run in float32, in torch, with the weights that the mode's rounding leaves."""
-    model = load_f32(path)
+    model = load(path)
     layer_format, head_format = MODES[mode]
     team = Team(library, 1)
     for block in model.blocks:
@@ -163,13 +163,30 @@ def make_eager(
 
 
 def check_close(
-    native: Stepper, exact: Stepper, steps: Sequence[dict[int, int]], limit: float
+    path: Path,
+    library: Library,
+    mode: str,
+    steps: Sequence[dict[int, int]],
+    limit: float,
+    *,
+    hidden: bool = False,
+    **options: Any,
 ) -> None:
-    """Compare the logits of steps: the norm of the difference, as a share of the logits' norm."""
+    """Compare a step program's logits with those of torch.
+
+    limit:    of the norm of the difference, as a share of the norm
+    hidden:   whether hidden states of the last step are compared, too
+    options:  of `make_native` and `make_eager`
+    """
+    native = make_native(path, library, mode, **options)
+    exact = make_eager(path, library, mode, **options)
     for counts in steps:
         expected = exact.step(counts)
-        error = (native.step(counts) - expected).norm() / expected.norm()
-        assert error < limit
+        assert (native.step(counts) - expected).norm() < limit * expected.norm()
+    if hidden:
+        expected = exact.forward.hidden(0, 2)
+        assert (native.forward.hidden(0, 2) - expected).norm() < limit * expected.norm()
+    native.forward.close()
 
 
 def check_same_bits(make: Callable[[], Stepper]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,13 +96,8 @@ def test_adapters_of_other_blocks_are_those_of_torch(
     family: str, library: Library, tmp_path: Path
 ) -> None:
     path, _ = make_family(tmp_path, family)
-    native, exact = (
-        make(path, library, "float32", prepare=add_adapters_of_some, adapters=ADAPTERS)
-        for make in (make_native, make_eager)
-    )
-
-    check_close(native, exact, STEPS, ERRORS["float32"])
-    native.forward.close()
+    options: dict[str, Any] = {"prepare": add_adapters_of_some, "adapters": ADAPTERS}
+    check_close(path, library, "float32", STEPS, ERRORS["float32"], **options)
 
 
 @pytest.mark.parametrize("prepare", [add_adapters, add_adapters_of_some])
@@ -122,19 +118,12 @@ def test_adapters_beside_experts_and_of_latents_are_those_of_torch(
     library: Library,
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
-    path = tiny_checkpoints(family)
-
     def prepared(model: DecoderModel) -> None:
         prepare(model)
         model.embedding.adapters = None  # a scaled embedding has no place for them
 
-    native, exact = (
-        make(path, library, mode, prepare=prepared, adapters=ADAPTERS)
-        for make in (make_native, make_eager)
-    )
-
-    check_close(native, exact, STEPS, ERRORS[mode])
-    native.forward.close()
+    options: dict[str, Any] = {"prepare": prepared, "adapters": ADAPTERS}
+    check_close(tiny_checkpoints(family), library, mode, STEPS, ERRORS[mode], **options)
 
 
 @pytest.mark.parametrize("mode", MODES)

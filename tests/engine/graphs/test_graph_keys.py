@@ -19,9 +19,9 @@ from tests.engine.graphs.device_runs import Requests, Rerun, run
 T = TypeVar("T")
 
 
-def plan_of(**engine: Any) -> DevicePlan:
+def plan_of(device: str = "cuda", max_running: int = 4, **engine: Any) -> DevicePlan:
     config = parse_args({"model": {"path": "x"}, "engine": engine})
-    return plan_device(config, "cuda", has_triton=True, max_running=4, has_adapters=False)
+    return plan_device(config, device, has_triton=True, max_running=max_running, has_adapters=False)
 
 
 def three_requests(max_tokens: int = 8) -> Requests:
@@ -63,10 +63,7 @@ def test_larger_steps_than_the_largest_graph_are_launched(llama: Path) -> None:
 @pytest.mark.observes("engine.graph_split", "engine.graph_fine", "engine.graph_step")
 def test_sizes_grow_in_small_steps_and_then_in_large_ones() -> None:
     def sizes(**engine: Any) -> tuple[int, ...]:
-        config = parse_args({"model": {"path": "x"}, "engine": engine})
-        return plan_device(
-            config, "cuda", has_triton=True, max_running=20, has_adapters=False
-        ).graph_sizes
+        return plan_of(max_running=20, **engine).graph_sizes
 
     assert sizes() == (1, 2, 4, 8, 16, 20)
     assert sizes(graph_fine=5) == (1, 2, 4, 5, 10, 15, 20)
@@ -112,7 +109,7 @@ def test_garbage_is_collected_while_steps_are_recorded_or_not(allowed: bool, lla
 @pytest.mark.parametrize(
     "engine", [{"graph_max_rows": 4}, {"graph_split": 8}, {"graph_fine": 2}, {"graph_step": 4}]
 )
-def test_a_list_of_sizes_decides_alone(engine: dict[str, int]) -> None:
+def test_a_list_of_sizes_decides_alone(engine: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="graph_rows is set too"):
         plan_of(graph_rows=[1], **engine)
 
@@ -122,7 +119,5 @@ def test_a_list_of_sizes_decides_alone(engine: dict[str, int]) -> None:
     [{"graph_rows": [1]}, {"graph_padding": False}, {"graph_max_tokens": 9}, {"graph_gc": True}],
 )
 def test_a_cpu_refuses_what_is_said_of_graphs(engine: dict[str, Any]) -> None:
-    config = parse_args({"model": {"path": "x"}, "engine": engine})
-
     with pytest.raises(ConfigError, match=r"engine\.graph_.*the model runs on a CPU"):
-        plan_device(config, "cpu", has_triton=True, max_running=4, has_adapters=False)
+        plan_of("cpu", **engine)

@@ -19,9 +19,9 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
-from tests.engine.graphs.stepping import check_close, check_same_bits, make_eager, make_native
+from tests.engine.graphs.stepping import check_close, check_same_bits, make_native
 from tests.engine.models.families import make_family
-from tests.engine.models.test_parity import make_prompts
+from tests.engine.models.test_parity import make_llm, make_prompts
 from tests.tiny_experts import EXPERT_FAMILIES
 
 MODES = ("none", *QUANTIZED_FORMATS)
@@ -30,33 +30,22 @@ MODES = ("none", *QUANTIZED_FORMATS)
 ERRORS = {"float32": 1e-5, "none": 0.08, "int8": 0.2, "int4": 0.2}
 
 
+STEPS = ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20})
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-bias", "mistral", "qwen3"])
 @pytest.mark.parametrize("mode", MODES)
 def test_logits_are_close_to_those_of_torch_with_the_same_weights(
     mode: str, family: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
-    path = tiny_checkpoints(family)
-    native, exact = make_native(path, library, mode), make_eager(path, library, mode)
-
-    check_close(native, exact, ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20}), ERRORS[mode])
-    native.forward.close()
+    check_close(tiny_checkpoints(family), library, mode, STEPS, ERRORS[mode])
 
 
 NATIVE_FAMILIES = (
     *("cohere-head-norms", "cohere2", "falcon-1b-alibi", "falcon-40b", "falcon-7b", "gemma"),
-    *(
-        "gemma2",
-        "gemma3",
-        "glm4",
-        "gpt-neox",
-        "gpt-neox-sequential",
-        "gpt2",
-        "granite",
-        "internlm2",
-        "minicpm",
-    ),
-    *("ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial", "smollm3"),
-    *("stablelm", "stablelm-parallel", "starcoder2"),
+    *("gemma2", "gemma3", "glm4", "gpt-neox", "gpt-neox-sequential", "gpt2", "granite"),
+    *("internlm2", "minicpm", "ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial"),
+    *("smollm3", "stablelm", "stablelm-parallel", "starcoder2"),
 )
 FAMILIES_IN_ALL_FORMATS = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
 
@@ -68,13 +57,7 @@ def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
     path, _ = make_family(tmp_path, family)
     modes = ("float32", *MODES) if family in FAMILIES_IN_ALL_FORMATS else ("float32",)
     for mode in modes:
-        native, exact = make_native(path, library, mode), make_eager(path, library, mode)
-
-        check_close(native, exact, ({0: 30, 1: 50}, {0: 1, 1: 1}), ERRORS[mode])
-        expected = exact.forward.hidden(0, 2)
-        error = (native.forward.hidden(0, 2) - expected).norm() / expected.norm()
-        assert error < ERRORS[mode], mode
-        native.forward.close()
+        check_close(path, library, mode, STEPS, ERRORS[mode], hidden=True)
 
 
 @pytest.mark.parametrize("mode", ["float32", *MODES])
@@ -83,12 +66,9 @@ def test_logits_of_experts_are_close_to_those_of_torch(
     family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     """Where activations are rounded, too, now and then another expert is chosen."""
-    path = tiny_checkpoints(family)
-    native, exact = make_native(path, library, mode), make_eager(path, library, mode)
-
     limit = 1e-5 if mode == "float32" else 0.4
-    check_close(native, exact, ({0: 30, 1: 50}, {0: 1, 1: 1}), limit)
-    native.forward.close()
+    steps = ({0: 30, 1: 50}, {0: 1, 1: 1})
+    check_close(tiny_checkpoints(family), library, mode, steps, limit)
 
 
 def test_of_experts_those_are_counted_that_a_token_reads(
@@ -196,16 +176,6 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_llm(path: Path, mode: str, **options: Any) -> LLM:
-    common: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "kv_tokens": 4096,
-        "num_threads": 1,
-        "show_progress": False,
-    }
-    return LLM(str(path), quantization=mode, cpu_kernels="native", **(common | options))
-
-
 def generate(llm: LLM, prompts: list[list[int]]) -> Iterator[tuple[list[int], list[float]]]:
     """Yield ids and log-probabilities, which show every bit of the logits."""
     for generation in llm.generate(prompts, GREEDY):
@@ -218,13 +188,19 @@ def generate(llm: LLM, prompts: list[list[int]]) -> Iterator[tuple[list[int], li
 def test_generation_is_the_same_to_the_bit_however_the_work_is_cut(
     mode: str, tiny_checkpoints: TinyCheckpoints
 ) -> None:
-    path = tiny_checkpoints("llama")
     prompts = make_prompts([3, 17, 40, 80, 64, 31])
-    llm = make_llm(path, mode, prefix_cache=False)
+    make = partial(
+        make_llm,
+        tiny_checkpoints("llama"),
+        dtype="bfloat16",
+        quantization=mode,
+        cpu_kernels="native",
+    )
+    llm = make(prefix_cache=False)
     expected = [next(generate(llm, [prompt])) for prompt in prompts]
 
     for name, options in CUTS.items():
-        cut = make_llm(path, mode, **options)
+        cut = make(**options)
         assert list(generate(cut, prompts)) == expected, name
         assert list(generate(cut, prompts[::-1])) == expected[::-1], f"{name}, cached"
         cut.close()
