@@ -22,12 +22,11 @@ from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
 from tests.engine.fallback.checkpoints import FAMILIES
 from tests.engine.fallback.conftest import Checkpoints
+from tests.engine.models.logits import assert_logits
 from tests.engine.models.oracle import Oracle
-from tests.engine.models.paged_model import PagedModel
-from tests.engine.models.test_parity import GREEDY, ids, make_llm, make_prompts
+from tests.engine.models.test_parity import GREEDY, bfloat16_error, ids, make_llm, make_prompts
 
 OURS_TOO = ("llama", "qwen2", "qwen3", "mistral")
-TOLERANCE = 2e-4
 
 
 def load(path: Path) -> FallbackModel:
@@ -48,18 +47,8 @@ def test_logits_equal_transformers_however_they_come_about(
     family: str, checkpoints: Checkpoints
 ) -> None:
     path = checkpoints(family)
-    first, second = make_prompts([40, 31])
-    paged, oracle = PagedModel(load(path)), Oracle(path)
 
-    whole = paged.step(a=first[:20])["a"]  # prefill
-    mixed = paged.step(a=first[20:21], b=second[:17])  # decode beside prefill
-    chunk = paged.step(a=first[21:33], b=second[17:])  # two chunks behind what is cached
-    last = paged.step(a=first[33:34])["a"]
-
-    rows = torch.cat((whole, mixed["a"], chunk["a"], last))
-    assert (rows - oracle.logits(first[:34])).abs().max() < TOLERANCE
-    rows = torch.cat((mixed["b"], chunk["b"]))
-    assert (rows - oracle.logits(second)).abs().max() < TOLERANCE
+    assert_logits(load(path), Oracle(path))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,9 +91,7 @@ def test_families_of_ours_give_the_same_both_ways(
     oracle = Oracle(path)
     for prompt, one, other in zip(prompts, ours, theirs, strict=True):
         oracle.assert_same(prompt, one, other)
-    model = load(path)
-    logits = PagedModel(model).step(a=prompts[2])["a"]
-    assert (logits - oracle.logits(prompts[2])).abs().max() < TOLERANCE
+    assert_logits(load(path), oracle)
 
 
 def test_sampling_and_logprobs_work_as_with_models_of_ours(
@@ -143,12 +130,4 @@ def test_preempted_sequences_go_on(checkpoints: Checkpoints) -> None:
 
 
 def test_bfloat16_runs_and_stays_close(checkpoints: Checkpoints) -> None:
-    path = checkpoints("helium")
-    prompt = make_prompts([40])[0]
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
-
-    lines = make_llm(path, dtype="bfloat16").generate([prompt], params)[0].prompt_logprobs
-
-    assert lines is not None
-    got = torch.tensor([line.logprob for line in lines[1:] if line is not None])
-    assert (got - Oracle(path).logprobs(prompt, 1)).abs().mean() < 0.3
+    assert bfloat16_error(checkpoints("helium")) < 0.3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from tests.engine.models.oracle import Oracle
 from tests.engine.models.paged_model import PagedModel
@@ -25,7 +26,7 @@ def assert_same(logits: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-def assert_logits(model: DecoderModel, oracle: Oracle) -> None:
+def assert_logits(model: DecoderModel | FallbackModel, oracle: Oracle) -> None:
     """Compare logits of tokens at once, in chunks, one by one, and beside other sequences."""
     paged = PagedModel(model, page_size=8)
     ids, other = make_ids(NUM_TOKENS), make_ids(30, seed=1)

@@ -57,18 +57,6 @@ def test_one_rank_and_two_generate_what_transformers_does(
         torch.testing.assert_close(logits, exact, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "deepseek-v3"])
-def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
-    path = tiny_checkpoints(family)
-    llm = LLM(str(path), dtype="float32", kv_tokens=1024, num_threads=1, show_progress=False)
-
-    first = llm.generate(PROMPTS, GREEDY)
-    again = llm.generate(PROMPTS, GREEDY)
-
-    assert [each.token_ids for each in again] == [each.token_ids for each in first]
-    assert [each.num_cached_tokens for each in again] == [0, 48, 16]
-
-
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)
 def test_native_kernels_know_every_family(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
     assert not_covered(read_config(tiny_checkpoints(family))) == []

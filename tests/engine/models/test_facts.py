@@ -23,26 +23,22 @@ def test_facts_say_what_the_checkpoint_holds(tiny_checkpoints: TinyCheckpoints) 
     assert facts.num_parameters == sum(tensor.numel() for tensor in stored.values())
 
 
+@pytest.mark.parametrize(
+    ("file", "dtype"),
+    [("model.safetensors", "float16"), ("pytorch_model.bin", "float32"), (None, "bfloat16")],
+    ids=["safetensors", "pickle", "no weights"],
+)
 def test_dtype_comes_from_the_weights_where_the_config_has_none(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+    file: str | None, dtype: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     path = tiny_checkpoints("llama", dtype=torch.float16)
     raw = json.loads((path / "config.json").read_text())
     del raw["dtype"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
+    if file is not None:
+        (tmp_path / file).symlink_to(path / "model.safetensors")
 
-    assert read_model_facts(tmp_path).dtype == "float16"
-
-
-def test_a_config_without_weights_and_dtype_has_facts_too(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
-) -> None:
-    raw = json.loads((tiny_checkpoints("llama") / "config.json").read_text())
-    del raw["dtype"]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-
-    assert read_model_facts(tmp_path).dtype == "bfloat16"
+    assert read_model_facts(tmp_path).dtype == dtype
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from remora.engine.weights import mmap as mapping
 from remora.engine.weights import safetensors
 from remora.engine.weights.files import hash_of
 from tests.conftest import TinyCheckpoints
-from tests.engine.loaded import load
 from tests.tiny_models import make_tiny_tokenizer
 
 PROMPT = [17, 300, 42, 99]
@@ -77,13 +76,6 @@ def test_weights_have_the_format_that_is_asked_for(llama: Path, dtype: str) -> N
     share = {"bfloat16": 2, "float16": 2, "float32": 1}[dtype]
     assert made.plan.dtype == dtype
     assert made.step_weight_bytes * share == whole.step_weight_bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_logits_are_float32_whatever_the_weights_are(llama: Path, dtype: torch.dtype) -> None:
-    model = load(llama, dtype)
-
-    assert model.logits(torch.ones(1, 96, dtype=dtype)).dtype is torch.float32
 
 
 @pytest.mark.observes("model.quantization")

@@ -100,8 +100,9 @@ def test_ids_do_not_depend_on_how_the_work_is_cut(variant: str, llama: Path) -> 
         assert llm.stats().preemptions_total > 0
 
 
-def test_a_cached_prefix_changes_nothing(llama: Path) -> None:
-    llm = make_llm(llama)
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "deepseek-v3"])
+def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    llm = make_llm(tiny_checkpoints(family))
     prompts = make_prompts([50, 90, 33])
 
     first = llm.generate(prompts, GREEDY)
@@ -219,13 +220,15 @@ def test_a_stop_string_cuts_the_text_and_ends_the_work(llama: Path) -> None:
     assert llm.stats().num_held_pages == 0
 
 
-def test_bfloat16_runs_and_stays_close_to_float32(llama: Path) -> None:
+def bfloat16_error(path: Path) -> float:
+    """Return the mean error of a prompt's log-probabilities in bfloat16."""
     prompt = make_prompts([40])[0]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
-
-    lines = make_llm(llama, dtype="bfloat16").generate([prompt], params)[0].prompt_logprobs
-
+    lines = make_llm(path, dtype="bfloat16").generate([prompt], params)[0].prompt_logprobs
     assert lines is not None
     got = torch.tensor([line.logprob for line in lines[1:] if line is not None])
-    expected = Oracle(llama).logprobs(prompt, 1)
-    assert (got - expected).abs().mean() < 0.15
+    return (got - Oracle(path).logprobs(prompt, 1)).abs().mean().item()
+
+
+def test_bfloat16_runs_and_stays_close_to_float32(llama: Path) -> None:
+    assert bfloat16_error(llama) < 0.15

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.facts import read_model_facts
 from remora.engine.weights.pickled import PickledWeights
 from tests.conftest import TinyCheckpoints
 from tests.engine.loaded import load
@@ -95,19 +94,6 @@ def test_safetensors_come_first_where_nothing_is_asked_for(
     torch.save({"model.norm.weight": torch.zeros(1)}, tmp_path / SINGLE)
 
     assert load(tmp_path).tensors().keys() == tensors.keys()
-
-
-def test_a_config_without_dtype_means_float32(tensors: Tensors, tmp_path: Path) -> None:
-    torch.save(tensors, tmp_path / SINGLE)
-    config = tmp_path / "config.json"
-    raw = json.loads(config.read_text())
-    config.write_text(json.dumps({key: raw[key] for key in raw if "dtype" not in key}))
-
-    facts = read_model_facts(tmp_path)
-
-    assert facts.dtype == "float32"
-    torch.save(tensors | {"more": torch.zeros(1)}, tmp_path / SINGLE)
-    assert read_model_facts(tmp_path).fingerprint != facts.fingerprint
 
 
 class Program:
