@@ -45,14 +45,9 @@ def explain(config: ServeConfig, written: Mapping[str, str]) -> list[Setting]:
     ]
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `args` in a Serve application of remora."""
-    return ServeConfig.model_json_schema()
-
-
 def reference_page() -> str:
     """Return `docs/configuration.md`: one table per section."""
-    schemas = json_schema()["$defs"]
+    schemas = ServeConfig.model_json_schema()["$defs"]
     parts = [_INTRODUCTION]
     for section, model in sections():
         parts.append(f"## {section}\n\n{_one_line(model.__doc__)}\n")

@@ -15,23 +15,10 @@ from remora.configs.facts import MachineFacts
 
 # The CPU features that matter for kernels.
 _KERNEL_FEATURES = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "asimddp",
-    "bf16",
-    "i8mm",
-    "sve",
+    *("avx2", "fma", "f16c"),
+    *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_tile", "amx_bf16", "amx_int8"),
+    *("asimd", "asimddp", "bf16", "i8mm", "sve"),  # Arm
 )
 
 

@@ -72,8 +72,8 @@ def unknown_keys(data: Any, root: type[BaseModel], locate: Locate, path: KeyPath
 
 def shown(value: Any) -> str:
     """Return `value` as it is written in YAML, shortened."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
-    text = text if text is not None else repr(value)
+    is_word = value is None or isinstance(value, bool)
+    text = {None: "null", True: "true", False: "false"}[value] if is_word else repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
@@ -81,10 +81,6 @@ def nearest(key: str, known: list[str]) -> str | None:
     """Return the known key most similar to `key`, or None."""
     found = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     return found[0] if found else None
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 def _line(error: ErrorDetails, root: type[BaseModel], locate: Locate, prefix: KeyPath) -> str:

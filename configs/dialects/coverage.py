@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.dialects.all import DIALECTS
-from remora.configs.dialects.catalogue import Parameter
+from remora.configs.dialects.catalogue import Parameter, System
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Means, NoEffect, Refused, Rule, Sets
 from remora.configs.dialects.translate import State
@@ -31,7 +31,7 @@ class Row:
     test:       id of the test that observes its effect, or None
     """
 
-    system: str
+    system: System
     name: str
     canonical: str
     state: State
@@ -57,24 +57,18 @@ def coverage(systems: Sequence[str] = ()) -> list[Row]:
     ]
 
 
-def counts(rows: Sequence[Row]) -> dict[str, Counter[State]]:
-    """Return the number of parameters per system and state."""
-    found: dict[str, Counter[State]] = {}
-    for row in rows:
-        found.setdefault(row.system, Counter())[row.state] += 1
-    return found
-
-
 def counts_table(rows: Sequence[Row]) -> str:
     """Return the counts as a Markdown table, with a row per system and a total."""
-    found = counts(rows)
-    total = sum(found.values(), Counter[State]())
+    found: dict[str, Counter[State]] = {}
+    for row in rows:
+        found.setdefault(DIALECTS[row.system].title, Counter())[row.state] += 1
+    total = Counter(row.state for row in rows)
     states = list(State)
     lines = [
         "| | " + " | ".join(state.value for state in states) + " | all |",
         "|---|" + "---:|" * (len(states) + 1),
     ]
-    for name, count in (*((DIALECTS[s].title, c) for s, c in found.items()), ("all", total)):  # type: ignore[index]
+    for name, count in (*found.items(), ("all", total)):
         cells = " | ".join(str(count[state]) for state in states)
         lines.append(f"| {name} | {cells} | {count.total()} |")
     return "\n".join(lines)

@@ -29,7 +29,7 @@ from remora.configs.planning.shares import (
     stage_parameters,
     update_elements,
 )
-from remora.configs.planning.window_plan import KVLimits, KVPools, WindowRoom, size_pools
+from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 
@@ -180,26 +180,20 @@ def make_plan(
         total_bytes=machine.total_bytes,
         device=device,
     )
-    limits = _kv_limits(
-        config, model, dtype, device, max_running, max_model_len, chunk, on_device.overlap
-    )
-    pools = size_pools(config, model, limits, budget)
-    return EnginePlan(
+    plan = EnginePlan(
         **common_fields(config, model_path),
         **{key: getattr(engine, key) for key in _OF_GENERATION},
         device=device,
         dtype=dtype,
         quantization=config.model.quantization,
         num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
-        num_pages=pools.num_pages,
-        kv_bytes=pools.kv_bytes,
-        windows=pools.windows,
+        num_pages=0,
+        kv_bytes=0,
         weight_bytes=weight_bytes,
         max_model_len=max_model_len,
         max_running_requests=max_running,
         max_step_tokens=max_step,
         prefill_chunk_tokens=chunk,
-        max_queued_tokens=_queued_tokens(config, pools),
         conservativeness=engine.schedule_conservativeness,
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
@@ -208,6 +202,7 @@ def make_plan(
         adapter_bytes=adapter_bytes,
         on_device=on_device,
     )
+    return _with_pools(plan, config, model, budget)
 
 
 def common_fields(config: ServeConfig, model_path: Path) -> dict[str, Any]:
@@ -246,15 +241,24 @@ def refit(
         step_bytes=step_bytes,
         device=plan.device,
     )
-    limits = _kv_limits(
-        config,
-        model,
-        plan.dtype,
-        plan.device,
-        plan.max_running_requests,
-        plan.max_model_len,
-        plan.prefill_chunk_tokens,
-        plan.on_device.overlap,
+    return _with_pools(plan, config, model, budget)
+
+
+def _with_pools(
+    plan: EnginePlan, config: ServeConfig, model: ModelFacts, budget: Budget
+) -> EnginePlan:
+    """Return the plan with KV pools for its limits. Raises ConfigError."""
+    engine, tp_size, pp_size = config.engine, plan.tp_size, plan.pp_size
+    token_bytes = kv_bytes_per_token(model, plan.dtype, tp_size=tp_size, pp_size=pp_size)
+    is_native = plan.device == "cpu" and engine.cpu_kernels != "torch" and plan.num_ranks == 1
+    if is_native and model.kv_vectors == 1:  # stored twice: in the layout of K and in that of V
+        token_bytes *= 2
+    limits = KVLimits(
+        token_bytes=token_bytes // -(-model.num_layers // pp_size),
+        max_running=plan.max_running_requests,
+        max_model_len=plan.max_model_len,
+        # With overlap, two steps are in flight.
+        ahead_tokens=plan.prefill_chunk_tokens * (2 if plan.on_device.overlap else 1),
     )
     pools = size_pools(config, model, limits, budget)
     return replace(
@@ -262,37 +266,8 @@ def refit(
         num_pages=pools.num_pages,
         kv_bytes=pools.kv_bytes,
         windows=pools.windows,
-        max_queued_tokens=_queued_tokens(config, pools),
+        max_queued_tokens=engine.max_queued_tokens or 4 * pools.num_pages * engine.page_size,
     )
-
-
-def _kv_limits(
-    config: ServeConfig,
-    model: ModelFacts,
-    dtype: str,
-    device: str,
-    max_running: int,
-    max_model_len: int,
-    chunk_tokens: int,
-    overlap: bool,
-) -> KVLimits:
-    """Return the limits that size the KV pool; with `overlap`, two steps are in flight."""
-    tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
-    token_bytes = kv_bytes_per_token(model, dtype, tp_size=tp_size, pp_size=pp_size)
-    is_native = device == "cpu" and config.engine.cpu_kernels != "torch" and tp_size * pp_size == 1
-    if is_native and model.kv_vectors == 1:  # stored twice: in the layout of K and in that of V
-        token_bytes *= 2
-    return KVLimits(
-        token_bytes=token_bytes // -(-model.num_layers // pp_size),
-        max_running=max_running,
-        max_model_len=max_model_len,
-        ahead_tokens=chunk_tokens * (2 if overlap else 1),
-    )
-
-
-def _queued_tokens(config: ServeConfig, pools: KVPools) -> int:
-    engine = config.engine
-    return engine.max_queued_tokens or 4 * pools.num_pages * engine.page_size
 
 
 def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:

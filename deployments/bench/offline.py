@@ -26,9 +26,7 @@ from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
 from remora.lora.setup import configured
 
-WARM_UP = Workload(
-    name="warm-up", about="warm-up", num_requests=2, input_tokens=16, output_tokens=4
-)
+WARM_UP = Workload(name="warm-up", num_requests=2, input_tokens=16, output_tokens=4)
 _NOT_SERVED = {
     Kind.EMBEDDING: "not served yet: the engine makes no embeddings",
     Kind.JSON_SCHEMA: "not served yet: the engine knows no JSON schemas",

@@ -27,7 +27,7 @@ from remora.deployments.bench.workloads import (
 from remora.deployments.cli.terminal import Failure
 
 TIMEOUT_S = 900.0
-_PROBE = Workload(name="probe", about="", num_requests=1, input_tokens=8, output_tokens=4)
+_PROBE = Workload(name="probe", num_requests=1, input_tokens=8, output_tokens=4)
 _USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 
 

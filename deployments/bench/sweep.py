@@ -15,13 +15,8 @@ Costs = Mapping[int, Mapping[str, float]]  # rows of a decode step -> its figure
 
 def row_workload(num_rows: int, *, inputs: int, outputs: int) -> Workload:
     """Return a workload in which `num_rows` sequences decode together."""
-    return Workload(
-        name=f"rows-{num_rows}",
-        about="rows that decode together",
-        num_requests=num_rows,
-        input_tokens=inputs,
-        output_tokens=outputs,
-    )
+    name = f"rows-{num_rows}"
+    return Workload(name=name, num_requests=num_rows, input_tokens=inputs, output_tokens=outputs)
 
 
 def measure_rows(

@@ -59,7 +59,6 @@ class Workload:
     """
 
     name: str
-    about: str
     num_requests: int
     input_tokens: int
     output_tokens: int
@@ -124,30 +123,11 @@ def _named(*workloads: Workload) -> dict[str, Workload]:
 
 
 OFFLINE = _named(
-    Workload(
-        name="decode",
-        about="one request",
-        num_requests=1,
-        input_tokens=128,
-        output_tokens=256,
-    ),
-    Workload(
-        name="prefill",
-        about="one long prompt",
-        num_requests=1,
-        input_tokens=1500,
-        output_tokens=1,
-    ),
-    Workload(
-        name="batch",
-        about="many requests at once",
-        num_requests=64,
-        input_tokens=256,
-        output_tokens=128,
-    ),
+    Workload(name="decode", num_requests=1, input_tokens=128, output_tokens=256),
+    Workload(name="prefill", num_requests=1, input_tokens=1500, output_tokens=1),
+    Workload(name="batch", num_requests=64, input_tokens=256, output_tokens=128),
     Workload(
         name="shared-prefix",
-        about="prompts with a common prefix",
         num_requests=64,
         input_tokens=1032,
         output_tokens=64,
@@ -155,7 +135,6 @@ OFFLINE = _named(
     ),
     Workload(
         name="embedding",
-        about="embeddings",
         num_requests=64,
         input_tokens=128,
         output_tokens=0,
@@ -163,7 +142,6 @@ OFFLINE = _named(
     ),
     Workload(
         name="json-schema",
-        about="replies constrained by a JSON schema",
         num_requests=16,
         input_tokens=64,
         output_tokens=128,
@@ -176,7 +154,6 @@ def online(concurrency: int) -> Workload:
     """Return the workload of a server with `concurrency` clients, each sending sequentially."""
     return Workload(
         name=f"online-{concurrency}",
-        about=f"{concurrency} concurrent streams",
         num_requests=max(4, 3 * concurrency),
         input_tokens=256,
         output_tokens=128,

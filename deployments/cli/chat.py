@@ -35,14 +35,6 @@ class Conversation:
         self.system = system
         self.messages = [{"role": "system", "content": system}] if system else []
 
-    def say(self, role: str, content: str) -> None:
-        """Append a message."""
-        self.messages.append({"role": role, "content": content})
-
-    def take_back(self) -> None:
-        """Remove the last message, which got no reply."""
-        self.messages.pop()
-
     def command(self, line: str) -> str | None:
         """Run a slash command and return the text to show; None = exit."""
         name, _, rest = line.partition(" ")
@@ -114,10 +106,11 @@ def _take_turn(
     temperature: float | None,
 ) -> None:
     """Send a message, print the reply as it arrives, and add what arrived to the conversation."""
-    conversation.say("user", line)
+    messages = conversation.messages
+    messages.append({"role": "user", "content": line})
     pieces: list[str] = []
     stream = server.stream_chat(
-        conversation.messages, model=model, max_tokens=max_tokens, temperature=temperature
+        messages, model=model, max_tokens=max_tokens, temperature=temperature
     )
     try:
         for piece in stream:
@@ -131,6 +124,6 @@ def _take_turn(
         stream.close()
     answer("")
     if pieces:
-        conversation.say("assistant", "".join(pieces))
+        messages.append({"role": "assistant", "content": "".join(pieces)})
     else:
-        conversation.take_back()
+        messages.pop()

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from remora.configs.load import FileModel
 from remora.configs.multiple_models import split_models
-from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.serve_file import our_application
 from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.target import read_models, read_target
@@ -44,7 +44,7 @@ def schema(
     ] = False,
 ) -> None:
     """Print the JSON schema of an application's `args`."""
-    from remora.configs.explain import json_schema, reference_page
+    from remora.configs.explain import reference_page
     from remora.configs.template import schema_page
 
     if whole_file:
@@ -52,7 +52,7 @@ def schema(
     elif markdown:
         answer(reference_page(), end="")
     else:
-        answer(json.dumps(json_schema(), indent=2))
+        answer(json.dumps(ServeConfig.model_json_schema(), indent=2))
 
 
 @app.command()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from remora.configs.dialects.all import DIALECTS
-from remora.configs.dialects.catalogue import SYSTEMS
+from remora.configs.dialects.catalogue import SYSTEMS, System
 from remora.configs.dialects.convert import convert, settings_of, written
 from remora.configs.multiple_models import MODELS
 from remora.configs.serve_file import our_application
@@ -38,7 +38,7 @@ def converted(target: Sequence[str], source: str, to: str) -> tuple[str, list[st
             "convert one model at a time"
         )
     http = {f"http.{key}": value for key, value in raw.get("http_options", {}).items()}
-    dialect = next(found for name, found in DIALECTS.items() if name == to)
+    dialect = DIALECTS[cast("System", to)]
     result = convert(dialect, settings_of(args) | http)
     notes += [
         f"{key} = {shown(ours)}: {dialect.title} "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.configs.explain import explain, json_schema, reference_page
+from remora.configs.explain import explain, reference_page
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 
@@ -20,7 +20,7 @@ def test_every_key_is_explained_with_value_origin_and_meaning() -> None:
 
 
 def test_the_json_schema_forbids_unknown_keys_everywhere() -> None:
-    schema = json_schema()
+    schema = ServeConfig.model_json_schema()
 
     assert schema["additionalProperties"] is False
     assert all(part["additionalProperties"] is False for part in schema["$defs"].values())

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -46,6 +46,7 @@ class FakeOpenAI:
     piece: int = 1 << 20
     cut_after: int | None = None
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     url: str = ""
     port: int = 0
 
@@ -53,9 +54,12 @@ class FakeOpenAI:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split()[1]
-            length = int(head.lower().split("content-length:")[1].split()[0])
+            lines = [line.partition(": ") for line in head.splitlines()[1:]]
+            headers = {name.lower(): value for name, _, value in lines}
+            length = int(headers.get("content-length", 0))
             body = json.loads(await reader.readexactly(length) or b"{}")
             self.received.append((path, body))
+            self.keys.append(headers.get("authorization"))
             await self._reply(writer, *self.answer(path, body))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client has gone
@@ -66,7 +70,7 @@ class FakeOpenAI:
         self, writer: asyncio.StreamWriter, status: int, kind: str, content: bytes
     ) -> None:
         writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\n"
+            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nConnection: close\r\n"
             "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
         for start in range(0, len(content), self.piece):
@@ -80,8 +84,11 @@ class FakeOpenAI:
         await writer.drain()
 
 
+F = TypeVar("F", bound=FakeOpenAI)
+
+
 @contextmanager
-def serving(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
+def serving(fake: F) -> Iterator[F]:
     loop = asyncio.new_event_loop()
     server = loop.run_until_complete(asyncio.start_server(fake.handle, "127.0.0.1", 0))
     fake.port = server.sockets[0].getsockname()[1]

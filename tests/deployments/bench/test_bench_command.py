@@ -23,6 +23,14 @@ def bench(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
+def measured(*arguments: str) -> dict[str, Any]:
+    """Return the report that a benchmark writes to stdout as JSON."""
+    result = bench(*arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
 @pytest.fixture
 def tiny(tiny_checkpoints: TinyCheckpoints) -> list[str]:
     settings = ["--set", "engine.num_threads=1", "--set", "engine.kv_tokens=2048"]
@@ -54,13 +62,10 @@ def test_nothing_measured_is_an_error(tiny: list[str]) -> None:
 
 
 def test_serve_measures_any_url(make_openai: MakeOpenAI) -> None:
-    server = make_openai()
-    sizes = ["--concurrency", "1,4", *SMALL]
+    url = f"{make_openai().url}/v1"
 
-    result = bench("serve", "--url", f"{server.url}/v1", *sizes, "--json", "-")
+    data = measured("serve", "--url", url, "--concurrency", "1,4", *SMALL)
 
-    assert result.exit_code == 0, result.output
-    data = json.loads(result.stdout)
     assert set(data["figures"]) == {"online-1", "online-4"}
     assert data["figures"]["online-4"]["goodput_share"] == 1
     assert data["figures"]["online-4"]["peak_rss_mib"] > 0
@@ -70,19 +75,14 @@ def test_serve_measures_any_url(make_openai: MakeOpenAI) -> None:
 
 
 def test_a_sweep_with_a_url_is_over_streams(make_openai: MakeOpenAI) -> None:
-    server = make_openai()
+    data = measured("sweep", "--url", make_openai().url, "--concurrency", "1,2")
 
-    result = bench("sweep", "--url", server.url, "--concurrency", "1,2", "--json", "-")
-
-    assert result.exit_code == 0, result.output
-    assert set(json.loads(result.stdout)["figures"]) == {"online-1", "online-2"}
+    assert set(data["figures"]) == {"online-1", "online-2"}
 
 
 def test_a_sweep_of_the_engine_is_over_rows(tiny: list[str]) -> None:
-    result = bench("sweep", *tiny, "--rows", "1,4", "--input", "8", "--output", "6", "--json", "-")
+    data = measured("sweep", *tiny, "--rows", "1,4", "--input", "8", "--output", "6")
 
-    assert result.exit_code == 0, result.output
-    data = json.loads(result.stdout)
     assert set(data["figures"]) == {"rows-1", "rows-4"}
     assert {"Time of a decode step", "Decode rate"} <= {plot["title"] for plot in data["plots"]}
 
@@ -92,20 +92,17 @@ def test_latency_compares_the_engine_s_steps_with_the_stream(make_openai: MakeOp
 
     def counting(path: str, body: dict[str, Any]) -> Answer:
         if path == "/metrics":
-            text = (
-                f"remora_steps_total {steps['num']}\n"
-                f"remora_step_time_seconds_total {steps['num'] * 0.002}\n"
-            )
+            num = steps["num"]
+            text = f"remora_steps_total {num}\nremora_step_time_seconds_total {num * 0.002}\n"
             return 200, "text/plain", text.encode()
         steps["num"] += body.get("max_tokens", 0)
         return by_rule(path, body)
 
     server = make_openai(answer=counting)
 
-    result = bench("latency", "--url", server.url, *SMALL, "--json", "-")
+    data = measured("latency", "--url", server.url, *SMALL)
 
-    assert result.exit_code == 0, result.output
-    figures = json.loads(result.stdout)["figures"]["online-1"]
+    figures = data["figures"]["online-1"]
     assert figures["engine_step_ms"] == pytest.approx(2.0)
     assert figures["added_ms"] == pytest.approx(figures["tpot_p50_ms"] - 2.0)
 
@@ -125,10 +122,8 @@ def test_compare_prints_one_table_of_ratios(make_openai: MakeOpenAI, tmp_path: P
 
 
 def test_startup_measures_a_new_process(tiny: list[str]) -> None:
-    result = bench("startup", *tiny, "--only", "offline", "--json", "-")
+    data = measured("startup", *tiny, "--only", "offline")
 
-    assert result.exit_code == 0, result.output
-    data = json.loads(result.stdout)
     phases = dict(data["tables"][0]["rows"])
     assert {"import", "load weights", "first token"} <= set(phases)
     assert data["figures"]["offline"]["offline_s"] > 0

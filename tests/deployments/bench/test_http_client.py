@@ -18,15 +18,17 @@ def ask(server: FakeOpenAI, path: str = "/v1/completions", tokens: int = 4) -> R
     return asyncio.run(exchange(parse_url(server.url), "POST", path, {"max_tokens": tokens}))
 
 
+def streamed(make_openai: MakeOpenAI, content: bytes, **settings: int) -> Reply:
+    answer = (200, "text/event-stream", content)
+    return ask(make_openai(answer=lambda _path, _body: answer, **settings))
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 64, 100_000])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_stream_reads_alike_however_it_is_cut(
     make_openai: MakeOpenAI, piece: int, end: str
 ) -> None:
-    answer = (200, "text/event-stream", completion_events(5, end=end))
-    server = make_openai(piece=piece, answer=lambda _path, _body: answer)
-
-    reply = ask(server)
+    reply = streamed(make_openai, completion_events(5, end=end), piece=piece)
 
     assert reply.error is None
     assert reply.is_done
@@ -58,26 +60,16 @@ def test_the_message_of_a_refusal(make_openai: MakeOpenAI, body: bytes, message:
         (events({"choices": []}, {"error": {"message": "out of memory"}}), {}, "out of memory"),
         (events({"choices": [{"text": "a"}]}, done=False), {}, "[DONE]"),
         (completion_events(4), {"piece": 16, "cut_after": 64}, "lost"),
+        *(
+            (f"data: {payload}\n\ndata: [DONE]\n\n".encode(), {}, "malformed event")
+            for payload in ("{broken", "[1]", '{"choices": [3]}')
+        ),
     ],
 )
-def test_an_incomplete_stream_is_an_error(
+def test_an_incomplete_or_malformed_stream_is_an_error(
     make_openai: MakeOpenAI, content: bytes, settings: dict[str, int], error: str
 ) -> None:
-    answer = (200, "text/event-stream", content)
-    reply = ask(make_openai(answer=lambda _path, _body: answer, **settings))
-
-    assert error in (reply.error or "")
-
-
-@pytest.mark.parametrize("payload", ["{broken", "[1]", '{"choices": [3]}'])
-def test_a_malformed_event_is_an_error(make_openai: MakeOpenAI, payload: str) -> None:
-    content = f"data: {payload}\n\ndata: [DONE]\n\n".encode()
-    server = make_openai(answer=lambda _path, _body: (200, "text/event-stream", content))
-
-    error = ask(server).error
-
-    assert error is not None
-    assert "malformed event" in error
+    assert error in (streamed(make_openai, content, **settings).error or "")
 
 
 def test_comments_and_the_role_of_a_chat_are_no_tokens(make_openai: MakeOpenAI) -> None:
@@ -86,9 +78,8 @@ def test_comments_and_the_role_of_a_chat_are_no_tokens(make_openai: MakeOpenAI) 
         {"choices": [{"delta": {"content": "a"}}]},
         {"choices": [{"delta": {}, "finish_reason": "stop"}]},
     )
-    server = make_openai(answer=lambda _path, _body: (200, "text/event-stream", content))
 
-    assert len(ask(server).stamps_s) == 2
+    assert len(streamed(make_openai, content).stamps_s) == 2
 
 
 def test_a_refused_connection_is_an_os_error() -> None:

@@ -40,52 +40,35 @@ def sent(server: FakeOpenAI, workload: Workload) -> list[dict[str, Any]]:
 def test_every_request_is_sent_and_counted(make_openai: MakeOpenAI) -> None:
     server = make_openai()
 
-    result = run(server, SMALL)
+    result = run(server, SMALL, repeats=2)
 
-    assert result.figures["requests"] == 7
+    assert result.spread["requests"] == (7.0, 7.0)
     assert result.figures["failures"] == 0
-    assert result.figures["output_tok_s"] * result.figures["seconds"] == pytest.approx(42)
-    bodies = sent(server, SMALL)
+    bodies = [body for _, body in server.received][-14:]
     assert all(len(body["prompt"]) == 12 and body["ignore_eos"] for body in bodies)
     assert {body["min_tokens"] for body in bodies} == {6}
     assert {body["model"] for body in bodies} == {"tiny"}
-    assert len({str(body["prompt"]) for body in bodies}) == 7
+    assert len({str(body["prompt"]) for body in bodies}) == 14
 
 
-def test_repetitions_send_new_prompts(make_openai: MakeOpenAI) -> None:
-    server = make_openai()
-
-    result = run(server, SMALL, repeats=2)
-
-    prompts = {str(body["prompt"]) for _, body in server.received[-14:]}
-    assert len(prompts) == 14
-    assert result.spread["requests"] == (7, 7)
-
-
-def test_a_server_without_ignore_eos_is_sent_none(make_openai: MakeOpenAI) -> None:
+@pytest.mark.parametrize("takes_ids", [True, False])
+def test_what_a_server_refuses_is_not_sent(make_openai: MakeOpenAI, takes_ids: bool) -> None:
     def strict(path: str, body: dict[str, Any]) -> Answer:
+        if isinstance(body.get("prompt"), list) and not takes_ids:
+            return refuse("prompt must be a string")
         return refuse("unknown field") if "ignore_eos" in body else by_rule(path, body)
 
     server = make_openai(answer=strict)
 
     result = run(server, SMALL)
 
-    assert all("ignore_eos" not in body for body in sent(server, SMALL))
-    assert all(body["stream_options"] == {"include_usage": True} for body in sent(server, SMALL))
+    bodies = sent(server, SMALL)
+    prompt = bodies[0]["prompt"]
+    assert len(prompt if takes_ids else prompt.split()) == 12
+    assert all("ignore_eos" not in body for body in bodies)
+    assert all(body["stream_options"] == {"include_usage": True} for body in bodies)
     assert "the server refuses ignore_eos: replies may end early" in result.notes
-
-
-def test_a_server_that_takes_text_only_is_sent_words(make_openai: MakeOpenAI) -> None:
-    def text_only(path: str, body: dict[str, Any]) -> Answer:
-        is_ids = isinstance(body.get("prompt"), list)
-        return refuse("prompt must be a string") if is_ids else by_rule(path, body)
-
-    server = make_openai(answer=text_only)
-
-    result = run(server, SMALL)
-
-    assert len(sent(server, SMALL)[0]["prompt"].split()) == 12
-    assert "prompt must be a string" in result.notes[0]
+    assert ("prompt must be a string" in result.notes[0]) is not takes_ids
 
 
 def test_a_server_that_refuses_everything_is_a_failure(make_openai: MakeOpenAI) -> None:

@@ -44,17 +44,12 @@ def test_prompts_share_exactly_the_shared_part() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [8, 512, 1500, 49_152])
-def test_ids_lie_within_the_vocabulary(vocab_size: int) -> None:
+def test_prompts_hold_ids_of_the_vocabulary_or_words(vocab_size: int) -> None:
     ids = token_prompts(OFFLINE["prefill"], seed=0, vocab_size=vocab_size)[0]
+    words = word_prompts(OFFLINE["decode"], seed=0)[0].split()
 
     assert 0 < min(ids) <= max(ids) < vocab_size
-
-
-def test_prompts_of_words() -> None:
-    prompt = word_prompts(OFFLINE["decode"], seed=0)[0]
-
-    assert len(prompt.split()) == 128
-    assert set(prompt.split()) <= set(WORDS)
+    assert (len(words), set(words) - set(WORDS)) == (128, set())
 
 
 def test_resizing_scales_the_shared_part_and_keeps_single_requests() -> None:
@@ -68,9 +63,5 @@ def test_online_workloads_are_found_by_their_number() -> None:
     assert find("online-8") == online(8)
     assert find("batch") == OFFLINE["batch"]
     assert [find(name) for name in ("online-0", "online-x", "online-", "nope")] == [None] * 4
-
-
-def test_concurrency_is_limited_by_the_number_of_requests() -> None:
-    assert online(8).num_at_once == 8
-    assert online(8).resized(requests=3).num_at_once == 3
+    assert (online(8).num_at_once, online(8).resized(requests=3).num_at_once) == (8, 3)
     assert OFFLINE["batch"].num_at_once == 64

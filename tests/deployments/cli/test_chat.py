@@ -28,7 +28,7 @@ def test_a_reply_is_shown_and_remembered(make_server: MakeServer) -> None:
 
     assert result.exit_code == 0
     assert result.stdout == "Paris\nBerlin\n"
-    assert server.received[1]["messages"] == [
+    assert server.posts[1]["messages"] == [
         {"role": "user", "content": "France?"},
         {"role": "assistant", "content": "Paris"},
         {"role": "user", "content": "Germany?"},
@@ -43,15 +43,15 @@ def test_only_given_parameters_are_sent(make_server: MakeServer) -> None:
 
     message = {"role": "user", "content": "a"}
     path = "/v1/chat/completions"
-    assert server.received[0] == {
+    assert server.posts[0] == {
         "path": path,
         "model": "tiny",
         "messages": [message],
         "stream": True,
     }
-    assert server.received[1]["max_tokens"] == 5
-    assert server.received[1]["temperature"] == 0.5
-    assert server.received[1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert server.posts[1]["max_tokens"] == 5
+    assert server.posts[1]["temperature"] == 0.5
+    assert server.posts[1]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
 def test_clear_forgets_and_keeps_the_system_message(make_server: MakeServer) -> None:
@@ -59,7 +59,7 @@ def test_clear_forgets_and_keeps_the_system_message(make_server: MakeServer) -> 
 
     talk(server, "/system Be kind.\nfirst\n/clear\nsecond\n")
 
-    assert server.received[1]["messages"] == [
+    assert server.posts[1]["messages"] == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "second"},
     ]
@@ -74,7 +74,7 @@ def test_exit_sends_nothing_and_unknown_commands_show_the_list(
     result = talk(server, f"/frobnicate\n{line}\nhello\n")
 
     assert result.exit_code == 0
-    assert server.received == []
+    assert server.posts == []
     assert "/frobnicate" in result.stderr
     assert "/clear" in result.stderr
 
@@ -98,7 +98,7 @@ def test_after_an_error_the_conversation_goes_on_with_what_arrived(
     assert result.stdout.endswith("Paris\n")
     answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": kept}]
     asked = [{"role": "user", "content": "b"}]
-    assert server.received[1]["messages"] == (answered + asked if kept else asked)
+    assert server.posts[1]["messages"] == (answered + asked if kept else asked)
 
 
 def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(
@@ -124,7 +124,7 @@ def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(
 
     assert result.stdout.splitlines()[0] == "Once upon [stopped]"
     assert closed == [True]
-    assert server.received[0]["messages"][1] == {"role": "assistant", "content": "Once upon"}
+    assert server.posts[0]["messages"][1] == {"role": "assistant", "content": "Once upon"}
 
 
 def test_ctrl_c_at_the_prompt_does_not_exit(
@@ -144,7 +144,7 @@ def test_ctrl_c_at_the_prompt_does_not_exit(
     result = talk(server, "")
 
     assert result.exit_code == 0
-    assert len(server.received) == 1
+    assert len(server.posts) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x"])

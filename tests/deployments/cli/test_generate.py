@@ -100,7 +100,7 @@ def test_over_http_the_text_is_streamed(make_server: MakeServer) -> None:
     )
 
     assert result.stdout == " Paris.\n"
-    assert server.received == [
+    assert server.posts == [
         {
             "path": "/v1/completions",
             "prompt": "The capital",

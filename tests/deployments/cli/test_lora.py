@@ -27,7 +27,7 @@ def test_an_adapter_is_added_by_its_whole_path(make_server: MakeServer) -> None:
     assert run("add", "pirate", "here", "--pin", "--url", server.url)[0] == 0
     assert run("add", "far", "hf://me/far", "--replace", "--url", server.url)[0] == 0
 
-    first, second = server.received
+    first, second = server.posts
     assert first == {
         "path": "/load_lora_adapter",
         "lora_name": "pirate",
@@ -45,7 +45,7 @@ def test_rm_pin_and_unpin(make_server: MakeServer) -> None:
     assert run("pin", "pirate", "--url", server.url, "--api-key", "k")[0] == 0
     assert run("unpin", "pirate", "--url", server.url, "--model", "a b")[0] == 0
 
-    assert server.received == [
+    assert server.posts == [
         {"path": "/unload_lora_adapter", "lora_name": "pirate", "force": True},
         {"path": "/v1/lora_adapters/pirate/pin"},
         {"path": "/v1/lora_adapters/pirate/unpin?model=a%20b"},
