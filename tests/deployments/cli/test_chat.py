@@ -17,6 +17,14 @@ MakeServer = Callable[..., FakeServer]
 PARIS = (200, chat_event("Par") + chat_event("is") + STOP)
 
 
+def messages(*said: str) -> list[dict[str, str]]:
+    """Return what user and assistant say in turns."""
+    return [
+        {"role": "assistant" if turn % 2 else "user", "content": text}
+        for turn, text in enumerate(said)
+    ]
+
+
 def talk(server: FakeServer, typed: str, *flags: str) -> Result:
     return CliRunner().invoke(app, ["chat", "--url", server.url, *flags], input=typed)
 
@@ -28,11 +36,7 @@ def test_a_reply_is_shown_and_remembered(make_server: MakeServer) -> None:
 
     assert result.exit_code == 0
     assert result.stdout == "Paris\nBerlin\n"
-    assert server.posts[1]["messages"] == [
-        {"role": "user", "content": "France?"},
-        {"role": "assistant", "content": "Paris"},
-        {"role": "user", "content": "Germany?"},
-    ]
+    assert server.posts[1]["messages"] == messages("France?", "Paris", "Germany?")
 
 
 def test_only_given_parameters_are_sent(make_server: MakeServer) -> None:
@@ -41,14 +45,8 @@ def test_only_given_parameters_are_sent(make_server: MakeServer) -> None:
     talk(server, "a\n")
     talk(server, "a\n", "--max-tokens", "5", "--temperature", "0.5", "--system", "Be brief.")
 
-    message = {"role": "user", "content": "a"}
-    path = "/v1/chat/completions"
-    assert server.posts[0] == {
-        "path": path,
-        "model": "tiny",
-        "messages": [message],
-        "stream": True,
-    }
+    sent = {"model": "tiny", "messages": messages("a"), "stream": True}
+    assert server.posts[0] == {"path": "/v1/chat/completions", **sent}
     assert server.posts[1]["max_tokens"] == 5
     assert server.posts[1]["temperature"] == 0.5
     assert server.posts[1]["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -59,10 +57,8 @@ def test_clear_forgets_and_keeps_the_system_message(make_server: MakeServer) -> 
 
     talk(server, "/system Be kind.\nfirst\n/clear\nsecond\n")
 
-    assert server.posts[1]["messages"] == [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "second"},
-    ]
+    system = {"role": "system", "content": "Be kind."}
+    assert server.posts[1]["messages"] == [system, *messages("second")]
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit"])
@@ -96,9 +92,7 @@ def test_after_an_error_the_conversation_goes_on_with_what_arrived(
 
     assert message in result.stderr
     assert result.stdout.endswith("Paris\n")
-    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": kept}]
-    asked = [{"role": "user", "content": "b"}]
-    assert server.posts[1]["messages"] == (answered + asked if kept else asked)
+    assert server.posts[1]["messages"] == (messages("a", kept, "b") if kept else messages("b"))
 
 
 def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(

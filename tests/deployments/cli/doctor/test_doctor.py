@@ -2,66 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from remora.configs.facts import MachineFacts
 from remora.deployments.cli.doctor import findings
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.main import app
 from remora.kernels.cpu.build import best_instruction_set, read_cpu_flags
-
-GIB = 2**30
-
-
-def make_machine(
-    available_bytes: int = 8 * GIB, features: tuple[str, ...] = ("avx2",)
-) -> MachineFacts:
-    return MachineFacts(
-        num_cores=2,
-        total_bytes=16 * GIB,
-        available_bytes=available_bytes,
-        cpu_name="Test CPU",
-        cpu_features=features,
-        devices=("cpu",),
-    )
+from tests.configs.planning.test_plan import GIB, make_machine
+from tests.conftest import TinyCheckpoints
 
 
-def make_model(folder: Path) -> str:
-    folder.mkdir(parents=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 256,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def by_subject(found: list[Finding]) -> dict[str, Finding]:
+def by_subject(found: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.subject: finding for finding in found}
 
 
 def test_little_memory_and_an_old_processor_are_warnings() -> None:
-    capable = findings.check_machine(make_machine())
+    capable = findings.check_machine(make_machine(cpu_features=("avx2",)))
     assert {finding.level for finding in capable} == {Level.OK}
 
-    found = by_subject(list(findings.check_machine(make_machine(GIB, ("asimd_not",)))))
+    found = by_subject(findings.check_machine(make_machine(GIB, cpu_features=("asimd_not",))))
 
     assert found["memory"].level is Level.WARN
     assert found["features"].level is Level.WARN
@@ -70,7 +34,7 @@ def test_little_memory_and_an_old_processor_are_warnings() -> None:
 def test_a_package_that_cannot_be_imported_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "_MODULES", ("no_such_package_anywhere",))
 
-    found = by_subject(list(findings.check_versions()))
+    found = by_subject(findings.check_versions())
 
     assert found["no_such_package_anywhere"].level is Level.FIX
     assert "make setup" in found["no_such_package_anywhere"].text
@@ -132,9 +96,9 @@ def test_a_port_in_use_is_a_warning() -> None:
     assert "--port" in taken.text
 
 
-def test_a_model_s_plan_is_shown_or_that_it_does_not_fit(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "m")
-    found = by_subject(list(findings.check_model(model, make_machine())))
+def test_a_model_s_plan_is_shown_or_that_it_does_not_fit(tiny_checkpoints: TinyCheckpoints) -> None:
+    model = str(tiny_checkpoints("llama"))
+    found = by_subject(findings.check_model(model, make_machine(num_cores=2)))
 
     assert found["would use"].text.startswith("cpu, float32, quantization none, 2 threads")
     assert "for 32,768 tokens" in found["KV cache"].text
@@ -155,12 +119,12 @@ def test_a_missing_model_must_be_fixed_and_sets_the_exit_code(
 
 
 def test_with_nothing_to_fix_the_exit_code_is_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
     monkeypatch.setattr(findings, "_MODULES", ("yaml",))
     monkeypatch.setattr(findings, "version", lambda _package: "1")
 
-    result = CliRunner().invoke(app, ["doctor", "--model", make_model(tmp_path / "m")])
+    result = CliRunner().invoke(app, ["doctor", "--model", str(tiny_checkpoints("llama"))])
 
     assert result.exit_code == 0, result.stdout
