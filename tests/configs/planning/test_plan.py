@@ -70,21 +70,14 @@ def refusal(**arguments: Any) -> str:
 def test_a_bare_config_takes_everything_from_model_and_machine() -> None:
     made = plan()
 
-    assert made.dtype == "bfloat16"
-    assert made.device == "cpu"
-    assert made.num_threads == 4
-    assert made.max_model_len == 8192
-    assert made.weight_bytes == 2 * 134_515_008
-    assert made.served_model_name == "tiny"
-    assert made.model_path == FOLDER
-
-
-def test_one_token_of_smollm2_costs_23040_bytes_of_kv() -> None:
-    assert kv_bytes_per_token(make_model(), "bfloat16") == 23040
-    assert kv_bytes_per_token(make_model(), "float32") == 46080
+    assert (made.dtype, made.device, made.num_threads) == ("bfloat16", "cpu", 4)
+    assert (made.max_model_len, made.weight_bytes) == (8192, 2 * 134_515_008)
+    assert (made.served_model_name, made.model_path) == ("tiny", FOLDER)
 
 
 def test_kv_memory_also_holds_the_dump_page_and_kv_tokens_are_whole_pages() -> None:
+    assert kv_bytes_per_token(make_model(), "bfloat16") == 23040  # of smollm2
+    assert kv_bytes_per_token(make_model(), "float32") == 46080
     page_bytes = 16 * 23040
 
     made = plan(engine={"kv_memory": 10 * page_bytes})
@@ -175,6 +168,14 @@ def test_cuda_is_taken_where_there_is_one() -> None:
                 "engine.kv_memory up to 767MiB",
             ),
         ),
+        (
+            {"engine": {"kv_memory": "64MiB"}, "model": {"context_length": 8192}},
+            (
+                "engine.kv_memory = 64 MiB holds 2896 tokens in pages of 16; one sequence of 8192 "
+                "needs 180.35 MiB: set engine.kv_memory to at least 181MiB, or "
+                "model.context_length to at most 2896",
+            ),
+        ),
     ],
 )
 def test_a_refusal_names_what_was_found_and_what_would_work(
@@ -183,16 +184,6 @@ def test_a_refusal_names_what_was_found_and_what_would_work(
     message = refusal(**arguments)
 
     assert all(part in message for part in parts)
-
-
-def test_kv_memory_below_the_written_context_is_refused_with_both_ways_out() -> None:
-    message = refusal(engine={"kv_memory": "64MiB"}, model={"context_length": 8192})
-
-    assert message == (
-        "engine.kv_memory = 64 MiB holds 2896 tokens in pages of 16; one sequence of 8192 needs "
-        "180.35 MiB: set engine.kv_memory to at least 181MiB, or model.context_length to at most "
-        "2896"
-    )
 
 
 def test_weights_beyond_the_memory_are_refused_without_kv_advice() -> None:

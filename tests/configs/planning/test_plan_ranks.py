@@ -17,25 +17,28 @@ WIDE = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 4096
 WIDE |= {"num_layers": 32, "vocab_size": 128_256, "num_parameters": 8_030_261_248}
 
 
-def test_ranks_share_cores_and_memory_with_those_of_other_replicas() -> None:
+@pytest.mark.parametrize(
+    ("sections", "num_threads"),
+    [
+        ({"parallel": {"tp_size": 3, "num_replicas": 2}}, 2),
+        ({"parallel": {"tp_size": 3, "pp_size": 2, "num_nodes": 2}}, 12 // 3),
+        ({"parallel": {"tp_size": 3, "num_nodes": 3}}, 12),
+        ({"autoscaling": {"max_replicas": 4}}, 12 // 4),
+    ],
+)
+def test_ranks_share_cores_and_memory_with_the_others_on_their_node(
+    sections: dict[str, Any], num_threads: int
+) -> None:
     machine = make_machine(num_cores=12)
 
-    made = plan(machine=machine, parallel={"tp_size": 3, "num_replicas": 2})
+    made = plan(machine=machine, **sections)
 
-    assert made.num_threads == 2
-    assert 6 * (made.weight_bytes + made.kv_bytes) <= machine.available_bytes
-    assert (made.tp_size, made.pp_size, made.num_ranks) == (3, 1, 3)
-
-
-def test_ranks_on_other_nodes_take_nothing_from_this_one() -> None:
-    made = plan(parallel={"tp_size": 3, "pp_size": 2, "num_nodes": 2})
-
-    assert made.num_threads == 4 // 3
-    assert plan(parallel={"tp_size": 3, "num_nodes": 3}).num_threads == 4
+    sharers = 12 // num_threads
+    assert made.num_threads == num_threads
+    assert sharers * (made.weight_bytes + made.kv_bytes) <= machine.available_bytes
 
 
-def test_with_autoscaling_the_most_replicas_count() -> None:
-    assert plan(autoscaling={"max_replicas": 4}).num_threads == 1
+def test_with_autoscaling_the_advice_names_its_key() -> None:
     assert "autoscaling.max_replicas below 4" in refusal(
         machine=make_machine(2**20), autoscaling={"max_replicas": 4}
     )
@@ -102,24 +105,29 @@ def test_heads_that_cannot_be_divided_are_refused_with_the_sizes_that_work(tp_si
     assert message.endswith("set it to one of 1, 3, 9")
 
 
-def test_more_stages_than_layers_are_refused() -> None:
-    assert "set it to 30 or less" in refusal(parallel={"pp_size": 31})
-
-
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "begins", "part"),
     [
-        ({"engine": {"cpu_kernels": "native"}}, "engine.cpu_kernels = native"),
-        ({"model": {"quantization": "int8"}}, "model.quantization = int8"),
+        ({"parallel": {"pp_size": 31}}, "parallel.pp_size = 31", "set it to 30 or less"),
+        (
+            {"parallel": {"pp_size": 2}, "engine": {"cpu_kernels": "native"}},
+            "engine.cpu_kernels = native",
+            "parallel.tp_size * pp_size is 2",
+        ),
+        (
+            {"parallel": {"pp_size": 2}, "model": {"quantization": "int8"}},
+            "model.quantization = int8",
+            "parallel.tp_size * pp_size is 2",
+        ),
     ],
 )
-def test_what_several_ranks_on_cpus_cannot_do_is_refused_before_anything_is_loaded(
-    sections: dict[str, Any], message: str
+def test_what_several_ranks_cannot_do_is_refused_before_anything_is_loaded(
+    sections: dict[str, Any], begins: str, part: str
 ) -> None:
-    found = refusal(parallel={"pp_size": 2}, **sections)
+    found = refusal(**sections)
 
-    assert found.startswith(message)
-    assert "parallel.tp_size * pp_size is 2" in found
+    assert found.startswith(begins)
+    assert part in found
 
 
 def test_a_refusal_says_by_how_many_the_memory_was_divided() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.deployments.bench.compare import as_table, compare_rows, missing, run_rounds
+from remora.deployments.bench.compare import Rounds, as_table, compare_rows, missing, run_rounds
 from remora.deployments.bench.contestants import (
     CommandContestant,
     Figures,
@@ -72,15 +72,8 @@ def test_sides_alternate_and_ratios_are_of_medians() -> None:
     ],
 )
 def test_the_verdict(figure: str, a: tuple[float, ...], verdict: str) -> None:
-    turns_a: list[Figures] = [{"batch": {figure: value}} for value in a]
-    turns_b: list[Figures] = [{"batch": {figure: 100.0}} for _ in a]
-
-    rounds = run_rounds(
-        Scripted("A", turns_a),
-        Scripted("B", turns_b),
-        WORKLOADS,
-        num_rounds=len(a),
-        on_turn=lambda: None,
+    rounds = Rounds(
+        a=[{"batch": {figure: value}} for value in a], b=[{"batch": {figure: 100.0}} for _ in a]
     )
 
     assert compare_rows(rounds)[0].verdict == verdict

@@ -36,41 +36,36 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-def test_offline_the_built_in_model_continues_the_prompt(offline: dict[str, Any]) -> None:
-    result = CliRunner().invoke(app, ["generate", "The capital of France is"])
+@pytest.mark.parametrize(
+    ("flags", "model", "params"),
+    [
+        ("", "smollm2-135m-instruct", SamplingParams(max_tokens=128, temperature=0.0)),
+        (
+            "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 3 --min-p 0.1 --seed 7 "
+            "--repetition-penalty 1.1 --stop a --stop b --model some/folder",
+            "some/folder",
+            SamplingParams(
+                max_tokens=5,
+                temperature=0.5,
+                top_p=0.9,
+                top_k=3,
+                min_p=0.1,
+                seed=7,
+                repetition_penalty=1.1,
+                stop=("a", "b"),
+            ),
+        ),
+    ],
+)
+def test_offline_flags_become_sampling_parameters(
+    offline: dict[str, Any], flags: str, model: str, params: SamplingParams
+) -> None:
+    prompt = "The capital of France is"
+
+    result = CliRunner().invoke(app, ["generate", prompt, *flags.split()])
 
     assert result.stdout == " Paris.\n"
-    assert offline["model"] == "smollm2-135m-instruct"
-    assert offline["prompts"] == ["The capital of France is"]
-    assert offline["params"] == SamplingParams(max_tokens=128, temperature=0.0)
-
-
-def test_flags_become_sampling_parameters(offline: dict[str, Any]) -> None:
-    numbers = {
-        "--max-tokens": "5",
-        "--temperature": "0.5",
-        "--top-p": "0.9",
-        "--top-k": "3",
-        "--min-p": "0.1",
-        "--seed": "7",
-        "--repetition-penalty": "1.1",
-    }
-    flags = [text for pair in numbers.items() for text in pair]
-    more = ["--stop", "a", "--stop", "b", "--model", "some/folder"]
-
-    CliRunner().invoke(app, ["generate", "x", *flags, *more])
-
-    assert offline["model"] == "some/folder"
-    assert offline["params"] == SamplingParams(
-        max_tokens=5,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=3,
-        min_p=0.1,
-        seed=7,
-        repetition_penalty=1.1,
-        stop=("a", "b"),
-    )
+    assert offline == {"model": model, "prompts": [prompt], "params": params}
 
 
 def test_a_wrong_flag_is_refused_before_a_model_loads(offline: dict[str, Any]) -> None:

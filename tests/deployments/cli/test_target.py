@@ -14,6 +14,12 @@ from remora.deployments.cli.serve import serve_config
 HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
 
 
+def make_file(folder: Path, args: str, name: str = "a.yaml", above: str = "") -> str:
+    path = folder / name
+    path.write_text(f"{above}{HEAD}{args}")
+    return str(path)
+
+
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.stdout, result.stderr
@@ -35,26 +41,17 @@ def test_another_server_s_host_and_port_are_used(tmp_path: Path) -> None:
 
 
 def test_a_file_s_own_http_options_win_over_those_of_the_dialect(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(
-        "http_options: {port: 1234}\n"
-        + HEAD
-        + "      dialect: sglang\n      args: {model-path: m, host: 0.0.0.0, port: 30000}\n"
-    )
-    http = serve_config([str(path)])["http_options"]
+    args = "      dialect: sglang\n      args: {model-path: m, host: 0.0.0.0, port: 30000}\n"
+    file = make_file(tmp_path, args, above="http_options: {port: 1234}\n")
+    http = serve_config([file])["http_options"]
     assert http == {"host": "0.0.0.0", "port": 1234}
 
 
 def test_our_sections_take_precedence_over_a_dialect(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(
-        HEAD
-        + "      dialect: sglang\n      args: {model-path: m, page-size: 32}\n"
-        + "      engine: {page_size: 64}\n"
-    )
-    args = serve_config([str(path)])["applications"][0]["args"]
-    assert args["engine"]["page_size"] == 64
-    code, text, _ = run("config", "explain", str(path))
+    args = "      dialect: sglang\n      args: {model-path: m, page-size: 32}\n"
+    file = make_file(tmp_path, args + "      engine: {page_size: 64}\n")
+    assert serve_config([file])["applications"][0]["args"]["engine"]["page_size"] == 64
+    code, text, _ = run("config", "explain", file)
     assert code == 0
     assert "engine.page_size                   64                       line 6" in text
 
@@ -91,14 +88,11 @@ def test_convert_writes_a_valid_file(tmp_path: Path) -> None:
 
 
 def test_diff_shows_what_differs(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    first.write_text(HEAD + "      model: {path: m}\n")
-    second.write_text(HEAD + "      model: {path: m}\n      engine: {page_size: 32}\n")
-    assert run("config", "diff", str(first), str(second))[:2] == (
-        1,
-        "engine.page_size: 16 -> 32\n",
-    )
-    assert run("config", "diff", str(first), str(first))[:2] == (0, "")
+    model = "      model: {path: m}\n"
+    first = make_file(tmp_path, model)
+    second = make_file(tmp_path, model + "      engine: {page_size: 32}\n", "b.yaml")
+    assert run("config", "diff", first, second)[:2] == (1, "engine.page_size: 16 -> 32\n")
+    assert run("config", "diff", first, first)[:2] == (0, "")
 
 
 def test_init_writes_a_file_and_its_schema(tmp_path: Path) -> None:
