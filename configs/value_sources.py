@@ -36,11 +36,6 @@ class Override:
     value: Any
     source: str
 
-    @property
-    def name(self) -> str:
-        """The dotted key."""
-        return f"{self.section}.{self.key}"
-
 
 def of_environment(environ: Mapping[str, str]) -> list[Override]:
     """Return the overrides in variables such as REMORA_ENGINE__PAGE_SIZE. Raises ConfigError."""

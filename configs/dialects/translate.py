@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from remora.configs.dialects.catalogue import Parameter, catalogue, plain, spellings
+from remora.configs.dialects.catalogue import Parameter, plain, spellings
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Harmless, Refusal
 from remora.configs.dialects.values import WrongValue, coerce
@@ -158,25 +158,21 @@ def _line(
             raise
         meant = Harmless(f"this is {dialect.title}'s default; it has no effect here")
     if isinstance(meant, Harmless):
-        return ParameterReport(
-            name=written, value=value, state=State.NO_EFFECT, settings={}, text=meant.why
-        )
-    state = State.APPROXIMATE if meant.how else State.EXACT
-    return ParameterReport(
-        name=written, value=value, state=state, settings=meant.settings, text=meant.how
-    )
+        state, settings, text = State.NO_EFFECT, {}, meant.why
+    else:
+        state = State.APPROXIMATE if meant.how else State.EXACT
+        settings, text = dict(meant.settings), meant.how
+    return ParameterReport(name=written, value=value, state=state, settings=settings, text=text)
 
 
 def _unknown(dialect: Dialect, written: str, value: Any) -> str:
-    known = {plain(name): name for name in catalogue(dialect.system)}
-    aliases = {
-        plain(alias): alias
-        for parameter in catalogue(dialect.system).values()
-        for alias in parameter.aliases
+    known = {
+        name.replace("-", "_"): parameter.name
+        for name, parameter in spellings(dialect.system).items()
     }
-    near = nearest(plain(written).replace("-", "_"), [k.replace("-", "_") for k in known | aliases])
+    near = nearest(plain(written), list(known))
     hint = (
-        f"did you mean {(known | aliases)[near.replace('_', '-')]}?"
+        f"did you mean {known[near]}?"
         if near is not None
         else f"`remora config coverage --system {dialect.system}` lists what is known"
     )

@@ -48,9 +48,9 @@ _OF_GENERATION = (
     "priority_preemption_gap",
     "logit_processors",
 )
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, including scales: (layers, head). See kernels/cpu/src/linear.h.
-_QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
+QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,12 +273,7 @@ def _with_pools(
 def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:
     """Return the bytes of K and V of one token on the rank with the most."""
     elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
-    return elements * _DTYPE_BYTES[dtype]
-
-
-def bytes_of(dtype: str) -> int:
-    """Return the bytes per number."""
-    return _DTYPE_BYTES[dtype]
+    return elements * DTYPE_BYTES[dtype]
 
 
 def served_name(config: ServeConfig, model_path: Path) -> str:
@@ -290,10 +285,10 @@ def served_name(config: ServeConfig, model_path: Path) -> str:
 def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
     """Return the number format of weights and activations. Raises ConfigError."""
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
-    if dtype not in _DTYPE_BYTES:
+    if dtype not in DTYPE_BYTES:
         raise ConfigError(
             f"the checkpoint's number format is {dtype}, and remora computes in "
-            f"{', '.join(_DTYPE_BYTES)}; set model.dtype to one of them"
+            f"{', '.join(DTYPE_BYTES)}; set model.dtype to one of them"
         )
     return dtype
 
@@ -306,13 +301,13 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
     Raises ConfigError for a quantisation that the device does not support.
     """
     quantization, parallel = config.model.quantization, config.parallel
-    each = float(_DTYPE_BYTES[dtype])
+    each = float(DTYPE_BYTES[dtype])
     if device != "cpu" and quantization != "none":
         raise ConfigError(
             f"model.quantization = {quantization}: needs a CPU, and the device is {device}; set "
             "model.quantization to none, or engine.device to cpu"
         )
-    layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
+    layer_bytes, head_bytes = QUANTIZED_BYTES.get(quantization, (each, each))
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
     is_packed = is_packed and not (by_torch and config.engine.compile)
@@ -333,7 +328,7 @@ def _adapter_bytes(
         return 0
     tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
     elements = update_elements(model, slots.targets, tp_size=tp_size, pp_size=pp_size)
-    return slots.num_slots * slots.max_rank * elements * _DTYPE_BYTES[dtype]
+    return slots.num_slots * slots.max_rank * elements * DTYPE_BYTES[dtype]
 
 
 def _check_ranks(config: ServeConfig, device: str) -> None:

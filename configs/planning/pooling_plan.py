@@ -9,8 +9,8 @@ from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.plan import (
+    DTYPE_BYTES,
     EnginePlan,
-    bytes_of,
     common_fields,
     pick_context,
     pick_device,
@@ -43,7 +43,9 @@ def make_pooling_plan(
     _check_alone(config, task)
     engine, written = config.engine, config.engine.model_fields_set
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
-    weight_bytes = model.num_parameters * bytes_of(dtype) + head_parameters * bytes_of("float32")
+    weight_bytes = (
+        model.num_parameters * DTYPE_BYTES[dtype] + head_parameters * DTYPE_BYTES["float32"]
+    )
     if weight_bytes > machine.available_bytes:
         raise ConfigError(
             f"the weights take {human_bytes(weight_bytes)} in {dtype}, and "

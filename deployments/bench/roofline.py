@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remora.configs.planning.plan import DTYPE_BYTES, QUANTIZED_BYTES
 from remora.engine.models.config import DecoderConfig
-
-# Bytes per weight of the layers and of the head, including scales: kernels/cpu/src/linear.h.
-_QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
-_FLOAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +84,8 @@ def model_work(
     inner = sum(layer.mlp.weights_per_input for layer in config.layers)
     blocks = config.num_layers * _attention_weights(config) + config.hidden_size * inner
     head = config.vocab_size * config.hidden_size
-    each = _FLOAT_BYTES[dtype]
-    of_layers, of_head = _QUANTIZED_BYTES.get(quantization, (each, each))
+    each = DTYPE_BYTES[dtype]
+    of_layers, of_head = QUANTIZED_BYTES.get(quantization, (each, each))
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,

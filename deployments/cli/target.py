@@ -49,9 +49,8 @@ def _read(
     if dialect is not None:
         documents: dict[str, Document] = {}
         resolved = _of_command_line(dialect, target, documents)
-        if "path" not in resolved.args.get("model", {}) and not any(
-            one.name == "model.path" for one in overrides
-        ):
+        is_overridden = any((one.section, one.key) == ("model", "path") for one in overrides)
+        if "path" not in resolved.args.get("model", {}) and not is_overridden:
             raise ConfigError(_no_model(dialect))
         _check_port(resolved, documents)
         raw = config_of_args(resolved.args, resolved.http)
