@@ -61,7 +61,7 @@ def chat(
 ) -> None:
     """Chat with a running server in the terminal."""
     with suppress(ImportError):
-        pass  # gives input() line editing and history
+        import readline  # noqa: F401  gives input() line editing and history
     console = Console(stderr=True, highlight=False)
     conversation = Conversation(system)
     with closing(ServerClient(url, api_key=api_key)) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,14 @@ def test_a_reply_is_shown_and_remembered(make_server: MakeServer) -> None:
     assert result.exit_code == 0
     assert result.stdout == "Paris\nBerlin\n"
     assert server.posts[1]["messages"] == messages("France?", "Paris", "Germany?")
+
+
+def test_lines_can_be_edited(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "readline", raising=False)
+
+    talk(make_server(), "")
+
+    assert "readline" in sys.modules  # its import gives input() line editing and history
 
 
 def test_only_given_parameters_are_sent(make_server: MakeServer) -> None:
