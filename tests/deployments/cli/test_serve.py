@@ -33,18 +33,14 @@ def make_config(target: Any, **given: Any) -> dict[str, Any]:
     return serve_config([str(target)], overrides=of_options(options), **given)
 
 
-def test_a_file_keeps_what_the_command_line_does_not_set(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     path = make_file(tmp_path, http_options={"host": "0.0.0.0", "port": 9000})
-    config = make_config(path)
-    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
-    assert config["applications"][0]["args"] == {"model": {"path": "x"}}
+    kept = make_config(path)
+    config = make_config(path, port=9001, **{"model.served_name": "m", "model.dtype": "float32"})
 
-
-def test_the_command_line_wins(tmp_path: Path) -> None:
-    config = make_config(
-        make_file(tmp_path), port=9001, **{"model.served_name": "m", "model.dtype": "float32"}
-    )
-    assert config["http_options"] == {"host": "127.0.0.1", "port": 9001}
+    assert kept["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    assert kept["applications"][0]["args"] == {"model": {"path": "x"}}
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9001}
     model = config["applications"][0]["args"]["model"]
     assert model == {"path": "x", "served_name": "m", "dtype": "float32"}
 
@@ -57,6 +53,10 @@ def test_a_folder_becomes_a_config_with_an_absolute_path(
     (application,) = make_config("model")["applications"]
     assert application["args"]["model"]["path"] == str(tmp_path / "model")
     assert application["import_path"] == IMPORT_PATH
+    (built_in,) = make_config("smollm2-135m-instruct")["applications"]
+    assert built_in["args"] == {"model": {"path": "smollm2-135m-instruct"}}
+    with pytest.raises(ConfigError, match=r"no/such: no such file or folder"):
+        make_config("no/such")
 
 
 def test_a_key_that_is_not_there_warns_before_ray_starts(tmp_path: Path) -> None:
@@ -65,16 +65,6 @@ def test_a_key_that_is_not_there_warns_before_ray_starts(tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"api\.api_key: .* NO_SUCH_KEY is not set"):
         make_config(path)
-
-
-def test_the_built_in_model_has_a_name_only() -> None:
-    (application,) = make_config("smollm2-135m-instruct")["applications"]
-    assert application["args"] == {"model": {"path": "smollm2-135m-instruct"}}
-
-
-def test_a_target_that_is_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no/such: no such file or folder"):
-        make_config("no/such")
 
 
 def test_a_taken_port_warns_with_the_way_out() -> None:
