@@ -207,10 +207,6 @@ def test_a_contradiction_in_a_file_is_placed_at_one_of_its_keys(tmp_path: Path) 
     assert load_error(tmp_path, text).startswith("@10:20: engine.kv_tokens = 9: kv_memory is set")
 
 
-def test_a_default_gives_way_to_a_written_value() -> None:
-    assert parse_args(with_engine(max_step_tokens=8)).engine.max_step_tokens == 8
-
-
 @pytest.mark.parametrize(
     ("args", "expected"),
     [

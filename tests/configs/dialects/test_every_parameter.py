@@ -28,11 +28,11 @@ MODEL = {
 }
 ROWS = {(row.system, row.name): row for row in coverage()}
 PARAMETERS = [p for system in SYSTEMS for p in catalogue(system).values()]
-EFFECTIVE = [p for p in PARAMETERS if ROWS.get((p.system, p.name)) is not None]
 EFFECTIVE = [
     p
-    for p in EFFECTIVE
-    if ROWS[p.system, p.name].state in (State.EXACT, State.APPROXIMATE)
+    for p in PARAMETERS
+    if (row := ROWS.get((p.system, p.name))) is not None
+    and row.state in (State.EXACT, State.APPROXIMATE)
     and p.name != "--config"  # of command lines: test_command_line.py
 ]
 

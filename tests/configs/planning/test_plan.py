@@ -208,20 +208,22 @@ kv_choices = st.one_of(
     st.builds(lambda share: {"mem_fraction": share}, st.floats(0.01, 0.95)),
 )
 contexts = st.one_of(st.none(), st.integers(1, 8192))
+ranks = st.sampled_from([{}, {"tp_size": 3}, {"pp_size": 4}, {"tp_size": 3, "pp_size": 2}])
 
 
-@given(engines, kv_choices, contexts, sizes, st.integers(1, 4))
+@given(engines, kv_choices, contexts, sizes, st.integers(1, 4), ranks)
 def test_a_plan_fits_the_memory_and_a_refusal_names_numbers_that_work(
     engine: dict[str, Any],
     kv: dict[str, Any],
     context: int | None,
     available: int,
     num_replicas: int,
+    parallel: dict[str, int],
 ) -> None:
     sections: dict[str, Any] = {
         "model": {"context_length": context},
         "engine": engine | kv,
-        "parallel": {"num_replicas": num_replicas},
+        "parallel": {"num_replicas": num_replicas, **parallel},
     }
     machine = make_machine(available)
 
@@ -235,8 +237,8 @@ def test_a_plan_fits_the_memory_and_a_refusal_names_numbers_that_work(
 
 def check_fits(made: EnginePlan, available: int, kv: dict[str, Any], context: int | None) -> None:
     assert made.num_pages >= 1
-    assert made.weight_bytes + made.kv_bytes <= available
-    assert made.kv_bytes <= kv.get("kv_memory", made.kv_bytes)
+    assert made.num_ranks * (made.weight_bytes + made.kv_bytes) <= available
+    assert made.num_ranks * made.kv_bytes <= kv.get("kv_memory", available)
     assert made.kv_tokens <= kv.get("kv_tokens", made.kv_tokens)
     assert context is None or made.kv_tokens >= context
     if not kv:

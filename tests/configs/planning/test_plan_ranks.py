@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.plan import kv_bytes_per_token
-from tests.configs.planning.test_plan import GIB, make_machine, make_model, plan, refusal
+from tests.configs.planning.test_plan import make_machine, make_model, plan, refusal
 
 WIDE = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 4096}
 WIDE |= {"num_layers": 32, "vocab_size": 128_256, "num_parameters": 8_030_261_248}
@@ -138,26 +135,3 @@ def test_a_refusal_says_by_how_many_the_memory_was_divided() -> None:
         parallel={"tp_size": 3, "num_replicas": 2}, **kv
     )
     assert "of a rank need" in refusal(parallel={"tp_size": 3}, **kv)
-
-
-@given(
-    st.sampled_from([{"tp_size": 3}, {"pp_size": 4}, {"tp_size": 3, "pp_size": 2}]),
-    st.integers(1, 4 * GIB),
-    st.integers(2**20, 16 * GIB),
-)
-def test_plans_of_ranks_fit_and_their_refusals_name_numbers_that_work(
-    parallel: dict[str, int], available: int, kv_memory: int
-) -> None:
-    machine = make_machine(available)
-    sections: dict[str, Any] = {"parallel": parallel}
-
-    try:
-        made = plan(machine=machine, engine={"kv_memory": kv_memory}, **sections)
-    except ConfigError as error:
-        up_to = re.search(r"engine\.kv_memory (?:up to|to at least) (\w+)", str(error))
-        roomy = make_machine(2**50) if "at least" in str(error) else machine
-        if up_to is not None:
-            plan(machine=roomy, engine={"kv_memory": up_to[1]}, **sections)
-    else:
-        assert made.num_ranks * (made.weight_bytes + made.kv_bytes) <= available
-        assert made.num_ranks * made.kv_bytes <= kv_memory
