@@ -69,7 +69,7 @@ def test_user_config_of_a_file_is_validated_and_takes_effect(tmp_path: Path) -> 
     assert (config.limits.max_n, config.limits.max_tools) == (4, 7)
 
 
-def test_a_fault_in_args_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_fault_in_args_is_reported_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(FILE.replace("max_n: 4", "max_n: 400"))
 

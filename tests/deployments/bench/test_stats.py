@@ -62,12 +62,8 @@ def test_ratios_of_rounds_enclose_and_swap_with_the_sides(pairs: list[tuple[floa
     assert there.low <= there.high
     assert there.ratio == pytest.approx(1 / back.ratio)
     assert there.low == pytest.approx(1 / back.high)
-
-
-def test_the_ratio_is_that_of_the_medians() -> None:
-    ratio = ratio_of([10.0, 30.0, 20.0], [10.0, 10.0, 5.0])
-
-    assert ratio == Ratio(ratio=2.0, low=1.0, high=4.0, num_rounds=3)
+    medians = Ratio(ratio=2.0, low=1.0, high=4.0, num_rounds=3)
+    assert ratio_of([10.0, 30.0, 20.0], [10.0, 10.0, 5.0]) == medians
 
 
 @pytest.mark.parametrize(

@@ -65,34 +65,25 @@ def make_report() -> Report:
     return report
 
 
-def texts(element: ElementTree.Element) -> str:
-    return " ".join(element.itertext())
-
-
 def test_the_page_is_well_formed_and_holds_everything() -> None:
-    page = render_html(make_report()).removeprefix("<!DOCTYPE html>\n")
+    page = render_html(make_report())
 
-    root = ElementTree.fromstring(page)
+    root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
 
-    found = texts(root)
+    found = " ".join(root.itertext())
     expected = ("online-8", "800 output tok/s", "<more>", "<were>", "<why>", "Zen", "50.0 %")
     assert [text for text in expected if text not in found] == []
     assert len(list(root.iter("svg"))) == len(make_report().plots)
 
 
-def test_the_page_needs_no_network_and_no_script() -> None:
-    page = render_html(make_report())
-
-    assert not re.search(r"https?://|src=|href=|@import|url\(|<script|<link|<iframe", page)
-    assert "prefers-color-scheme: dark" in page
-
-
-def test_every_colour_follows_light_and_dark() -> None:
+def test_the_page_needs_no_network_and_no_script_and_follows_light_and_dark() -> None:
     page = render_html(make_report())
 
     drawings = "".join(re.findall(r"<svg.*?</svg>", page))
     used = set(re.findall(r"var\((--\w+)\)", drawings))
     styles = re.findall(r":root \{.*?\}", page, flags=re.DOTALL)
+    assert not re.search(r"https?://|src=|href=|@import|url\(|<script|<link|<iframe", page)
+    assert "prefers-color-scheme: dark" in page
     assert not re.search(r"#[0-9a-f]{3,6}", drawings)
     assert len(styles) == 2
     assert all(f"{name}:" in style for name in used for style in styles)
