@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
@@ -27,13 +27,11 @@ from remora.configs.multiple_models import (
 )
 from remora.configs.positions import Document, parse_yaml, read_text
 from remora.configs.schema import ServeConfig
-from remora.configs.validation_messages import KeyPath, Locate, describe, shown, unknown_keys
+from remora.configs.validation_messages import KeyPath, Locate, shown, unknown_keys, validated
 from remora.configs.value_sources import Override, over
 
 IMPORT_PATH = "remora.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
-
-M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +122,12 @@ def parse_args(
     locate:       path of a key -> where it is written
     """
     merged = with_user_config(resolve(args).args, user_config)
-    return _validate(merged, ServeConfig, locate)
+    return validated(merged, ServeConfig, locate)
 
 
 def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
     """Validate the `args` of an application, and return the models by name. Raises ConfigError."""
-    configs = validate_models(resolve(args).args, _validate_config, nowhere)
+    configs = validate_models(resolve(args).args, nowhere)
     return {name_of(config): config for config in configs}
 
 
@@ -150,8 +148,8 @@ def load_serve_file(
     if also is not None:
         if unknown := unknown_keys(document.data, also, document.locate):
             raise ConfigError("\n".join(unknown))
-        _validate(document.data, also, document.locate)
-    keys = _validate(document.data, _ServeKeys, document.locate)
+        validated(document.data, also, document.locate)
+    keys = validated(document.data, _ServeKeys, document.locate)
     index = _find_application(keys.applications, document)
     application = keys.applications[index]
     prefix: KeyPath = ("applications", index, "args")
@@ -218,7 +216,7 @@ def _models_of(
 ) -> dict[str, FileModel]:
     """Return the models of the `args` at `prefix`, with each `user_config` applied."""
     args = application.args
-    configs = validate_models(args, _validate_config, document.locate, prefix)
+    configs = validate_models(args, document.locate, prefix)
     common = _written(document, prefix)
     names = [name_of(config) for config in configs]
     deployments = deployment_names(names)
@@ -260,18 +258,7 @@ def _changed(
     merged = with_user_config(
         args, changes, lambda path, at_key: document.locate((*at, *path), at_key)
     )
-    return _validate_config(merged, locate, ())
-
-
-def _validate(data: Any, model: type[M], locate: Locate, prefix: KeyPath = ()) -> M:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(describe(error.errors(), model, locate, prefix)) from None
-
-
-def _validate_config(data: Any, locate: Locate, prefix: KeyPath) -> ServeConfig:
-    return _validate(data, ServeConfig, locate, prefix)
+    return validated(merged, ServeConfig, locate)
 
 
 def _find_application(applications: list[_Application], document: Document) -> int:

@@ -14,17 +14,17 @@ them, and an entry's own keys override these. Keys that the gateway uses cannot 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from remora.configs.errors import ConfigError
 from remora.configs.live_update import DEPLOYMENT
 from remora.configs.planning.plan import served_name
 from remora.configs.schema import ServeConfig
-from remora.configs.validation_messages import KeyPath, Locate, describe
+from remora.configs.validation_messages import KeyPath, Locate, validated
 from remora.configs.value_sources import over_sections
 
 MODELS = "models"
@@ -36,8 +36,6 @@ SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-
-Validate = Callable[[dict[str, Any], Locate, KeyPath], ServeConfig]
 
 
 class _Models(BaseModel):
@@ -54,20 +52,18 @@ def split_models(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def validate_models(
-    args: dict[str, Any], validate: Validate, locate: Locate, prefix: KeyPath = ()
+    args: dict[str, Any], locate: Locate, prefix: KeyPath = ()
 ) -> list[ServeConfig]:
     """Return the configuration of each model. Raises ConfigError with one line per fault."""
     if MODELS not in args:
-        return [validate(args, locate, prefix)]
-    try:
-        _Models.model_validate(args)
-    except ValidationError as error:
-        raise ConfigError(describe(error.errors(), _Models, locate, prefix)) from None
+        return [validated(args, ServeConfig, locate, prefix)]
+    validated(args, _Models, locate, prefix)
     faults: dict[str, None] = {}
     configs: list[ServeConfig] = []
     for index, merged in enumerate(split_models(args)):
         try:
-            configs.append(validate(merged, place_of_model(args, index, locate, prefix), ()))
+            place = place_of_model(args, index, locate, prefix)
+            configs.append(validated(merged, ServeConfig, place))
         except ConfigError as error:
             faults |= dict.fromkeys(str(error).splitlines())  # reports a common fault once
     if faults:

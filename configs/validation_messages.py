@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from remora.configs.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
 
 KeyPath = tuple[str | int, ...]
 Locate = Callable[[KeyPath, bool], str]
@@ -39,11 +43,16 @@ _LIMITS = {
 }
 
 
-def describe(
-    errors: list[ErrorDetails], root: type[BaseModel], locate: Locate, prefix: KeyPath = ()
-) -> str:
-    """Return one line per error: place, key, value, reason, and the nearest key where useful."""
-    return "\n".join(_line(error, root, locate, prefix) for error in errors)
+def validated(data: Any, model: type[M], locate: Locate, prefix: KeyPath = ()) -> M:
+    """Return `data` as a `model`. Raises ConfigError with one line per error.
+
+    A line has place, key, value, reason, and the nearest key where useful.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = (_line(each, model, locate, prefix) for each in error.errors())
+        raise ConfigError("\n".join(lines)) from None
 
 
 def unknown_keys(data: Any, root: type[BaseModel], locate: Locate, path: KeyPath = ()) -> list[str]:
