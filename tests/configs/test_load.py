@@ -249,7 +249,8 @@ def test_faults_without_a_file_carry_the_same_words(args: dict[Any, Any], expect
 def test_every_fault_is_reported_and_long_values_are_shortened() -> None:
     message = args_error(with_engine(page_size=3, kv_tokens=0, device="x" * 5000, foo=1))
 
-    assert [len(line) < 200 for line in message.splitlines()] == [True] * 4
+    assert len(message.splitlines()) == 4
+    assert "x" * 100 not in message
 
 
 @pytest.mark.parametrize(
