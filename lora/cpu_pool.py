@@ -104,7 +104,8 @@ class CpuAdapterPool:
             )
         if any(update.magnitude is not None for update in adapter.updates.values()):
             faults.append(f"it uses DoRA (use_dora), which {_ONLY_MERGED}")
-        others = [name for name in adapter.updates if _module(name) not in room.targets]
+        modules = {name: name.removesuffix(".weight") for name in adapter.updates}
+        others = [n for n, module in modules.items() if module.split(".")[-1] not in room.targets]
         if others:
             faults.append(
                 f"it changes {listed(others)}, and the slots hold changes of "
@@ -141,8 +142,3 @@ def _shard(update: LowRank, place: UpdatePlace) -> _ShardedUpdate:
     dtype = place.slots.a.dtype
     scaled = b[place.outputs].float() * update.scale
     return _ShardedUpdate(place, a[:, place.inputs].to(dtype, copy=True), scaled.to(dtype))
-
-
-def _module(name: str) -> str:
-    """Return the last word of a module's name."""
-    return name.removesuffix(".weight").rpartition(".")[2]

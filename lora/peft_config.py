@@ -87,7 +87,7 @@ class AdapterConfig:
 def parse_adapter_config(raw: Any) -> AdapterConfig:
     """Parse the content of `adapter_config.json`. Raises InvalidAdapter with all faults."""
     if not isinstance(raw, dict):
-        raise InvalidAdapter(f"adapter_config.json holds {_kind(raw)}; expected an object")
+        raise InvalidAdapter(f"adapter_config.json holds {type(raw).__name__}; expected an object")
     if raw.get("peft_type") != "LORA":
         raise InvalidAdapter(
             f"adapter_config.json says peft_type {raw.get('peft_type')!r}; only LORA can be used"
@@ -170,10 +170,6 @@ def _is_rank(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
 
 
 def _shown(value: Any) -> str:

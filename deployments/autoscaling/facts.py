@@ -66,11 +66,6 @@ class ReplicaLoad:
         """Return a report from values by name; invalid or negative ones are unknown."""
         return cls(**{name: known(values.get(name)) for name in LOAD_NAMES})
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the replica has reported its load."""
-        return self.num_running is not None
-
 
 LOAD_NAMES = tuple(each.name for each in fields(ReplicaLoad))
 
@@ -115,7 +110,7 @@ class Facts:
     @property
     def loads(self) -> list[ReplicaLoad]:
         """The reports with a known load."""
-        return [load for load in self.replicas.values() if load.is_known]
+        return [load for load in self.replicas.values() if load.num_running is not None]
 
     def total(self, value: Callable[[ReplicaLoad], float | None]) -> float:
         """Return a value's sum over all ready replicas; missing reports count as the mean."""

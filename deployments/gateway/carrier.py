@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remora.configs.errors import RequestCrashed, Unavailable
@@ -53,26 +53,21 @@ class Incoming:
     fingerprint: bytes
 
 
+@dataclass(frozen=True, slots=True)
 class _Progress:
-    """The state of an answer that another replica needs to continue it."""
+    """The state of an answer that another replica needs to continue it.
 
-    def __init__(self) -> None:
-        self._created = int(time.time())
-        self._tokens: list[bytes] = []
+    tokens:  of each piece so far
+    """
 
-    def note(self, tokens: bytes) -> None:
-        """Add the tokens of the next piece."""
-        self._tokens.append(tokens)
-
-    def is_enough_for(self, client: ClientSide) -> bool:
-        """Return whether another replica can continue the client's stream."""
-        return bool(self._tokens) and client.can_fail_late
+    created: int = field(default_factory=lambda: int(time.time()))
+    tokens: list[bytes] = field(default_factory=list)
 
     def begun(self, client: ClientSide) -> Begun:
         """Return the part of the answer that the client has."""
         return Begun(
-            created=self._created,
-            tokens=tuple(self._tokens),
+            created=self.created,
+            tokens=tuple(self.tokens),
             num_bytes=client.num_bytes,
             checksum=client.checksum,
         )
@@ -138,7 +133,8 @@ class Carrier:
             if is_late or not (is_death(error) or is_refusal(error)):
                 raise client_error(error) from error
             if client.has_answer:
-                if progress is None or not progress.is_enough_for(client):
+                can_continue = progress and progress.tokens and client.can_fail_late
+                if not can_continue:
                     raise client_error(error) from error
                 if is_death(error):
                     self._failures.resumed()
@@ -202,7 +198,7 @@ async def _pass_on(channel: AnswerChannel, client: ClientSide, progress: _Progre
             elif frame.kind is Kind.BODY:
                 parts.append(frame.payload)
             elif frame.kind is Kind.TOKENS and progress is not None:
-                progress.note(frame.payload)
+                progress.tokens.append(frame.payload)
         if parts:
             await client.pass_body(parts)
         if frames[-1].kind is Kind.END:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,27 +35,19 @@ class ControlTokens:
         """Control tokens around reasoning."""
         form, whole = self.reasoning_format, self.checkpoint_format
         tags = (form.opening, form.closing) if form is not None else ()
-        return frozenset(
-            token_id
-            for token_id, text in self._special_tokens.items()
-            if text in tags or (whole is not None and whole.names_mark(text))
-        )
+        return self._ids(lambda text: text in tags or bool(whole and whole.names_mark(text)))
 
     @cached_property
     def call_ids(self) -> frozenset[int]:
         """Control tokens around and within calls."""
         marks = () if self.tool_format is None else self.tool_format.markers
-        special = self._special_tokens.items()
-        return frozenset(
-            token_id for token_id, text in special if any(text in mark for mark in marks)
-        )
+        return self._ids(lambda text: any(text in mark for mark in marks))
 
     @cached_property
     def exit_ids(self) -> frozenset[int]:
         """Control tokens with which a call ends a reply before its answer begins."""
         is_harmony = isinstance(self.checkpoint_format, HarmonyFormat)
-        special = self._special_tokens.items()
-        return frozenset(i for i, text in special if is_harmony and text == CALL_END)
+        return self._ids(lambda text: is_harmony and text == CALL_END)
 
     @cached_property
     def turn_pattern(self) -> re.Pattern[str]:
@@ -70,7 +63,7 @@ class ControlTokens:
         }
         return re.compile("|".join(map(re.escape, sorted((texts | {*_TURN_TEXTS}) - inner))))
 
-    @cached_property
-    def _special_tokens(self) -> dict[int, str]:
+    def _ids(self, is_wanted: Callable[[str], bool]) -> frozenset[int]:
+        """Return the special tokens whose texts are wanted."""
         added, special = self.tokenizer.added_tokens, self.tokenizer.special_ids
-        return {token_id: added[token_id] for token_id in special if token_id in added}
+        return frozenset(i for i in special if i in added and is_wanted(added[i]))

@@ -39,6 +39,7 @@ from remora.engine.types import (
     Request,
     TokenLogprob,
 )
+from tests.engine import fakes
 
 EOS = 256
 MODEL = "tiny"
@@ -272,32 +273,19 @@ class FakeEngine:
 
 
 def make_plan(**changes: Any) -> EnginePlan:
-    values: dict[str, Any] = {
+    own: dict[str, Any] = {
         "model_path": Path("/secret/place/tiny"),
         "served_model_name": MODEL,
-        "load_format": "dummy",
-        "device": "cpu",
-        "dtype": "float32",
-        "quantization": "none",
-        "cpu_kernels": "auto",
-        "num_threads": 1,
         "page_size": 16,
         "num_pages": 64,
         "kv_bytes": 1,
         "weight_bytes": 1,
         "max_model_len": 1000,
-        "max_running_requests": 4,
         "max_step_tokens": 256,
         "prefill_chunk_tokens": 64,
         "max_queued_requests": 4,
-        "prefix_cache": True,
-        "conservativeness": 1.0,
-        "step_timeout_s": 30.0,
-        "random_seed": 0,
-        "low_priority_first": False,
-        "priority_preemption_gap": None,
     }
-    return EnginePlan(**values | changes)
+    return fakes.make_plan(**(own | changes))
 
 
 @dataclass

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.weights.safetensors import SafetensorsWeights
+from remora.lora.files import WEIGHTS
 from remora.lora.merge import merging
 from remora.lora.setup import configured
 from tests.conftest import TinyCheckpoints
@@ -117,6 +119,18 @@ def test_an_embedding_that_is_the_head_too_is_not_merged(
 
     with pytest.raises(ConfigError, match="would change both"):
         merging(tmp_path)(SafetensorsWeights(base), AS_NAMED)
+
+
+def test_an_adapter_of_these_tests_depends_only_on_its_seed(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    for name in ("one", "same"):
+        torch.rand(1)  # of the tests that ran before
+        make_adapter(tiny_checkpoints("llama"), tmp_path / name, seed=3, **ADAPTERS["rank-1"])
+
+    one, same = (load_file(tmp_path / name / WEIGHTS) for name in ("one", "same"))
+
+    assert all(torch.equal(one[name], same[name]) for name in one)
 
 
 @pytest.mark.observes("lora.adapters")

@@ -106,15 +106,12 @@ async def test_a_waiting_request_can_be_aborted() -> None:
     assert parts.adapter_cache.reports()[0].num_users == 0
 
 
-async def test_a_client_that_leaves_lets_go() -> None:
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_client_that_leaves_lets_go(is_loaded: bool) -> None:
     parts = Parts()
-    waiting = parts.start("a")
-    await steps(50)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert parts.adapter_cache.reports()[0].num_users == 0
-    parts.load()
-    running = parts.start("b")
+    if is_loaded:
+        parts.load()
+    running = parts.start("a")
     await steps(50)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

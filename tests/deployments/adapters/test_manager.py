@@ -122,14 +122,16 @@ def place(folder: Path, name: str) -> str:
     return str(adapter)
 
 
-async def test_a_load_reaches_every_replica(tmp_path: Path) -> None:
+async def test_a_load_reaches_every_replica_also_one_that_comes_later(tmp_path: Path) -> None:
     async with cluster(tmp_path, "r1", "r2", "r3") as made:
         told = await made.manager.load("a", place(tmp_path, "a"))
+        await made.join("later")
 
         assert {await replica.use("a") for replica in made.replicas} == {told["version"]}
         assert all(len(replica.loader.loaded) == 1 for replica in made.replicas)
         assert set(told["replicas"]) == {"r1", "r2", "r3"}
         assert {each["state"] for each in told["replicas"].values()} == {"loaded"}
+        assert all(replica.adapter_cache.names == ["a"] for replica in made.replicas)
 
 
 async def test_what_one_replica_cannot_load_none_serves(tmp_path: Path) -> None:
@@ -241,15 +243,6 @@ async def test_unloading_by_force_ends_requests(tmp_path: Path) -> None:
             unloading = asyncio.create_task(made.manager.unload("a", ends=True))
             await until(lambda: told["version"] in replica.ended)
         await unloading
-
-
-async def test_a_replica_that_comes_later_has_everything(tmp_path: Path) -> None:
-    async with cluster(tmp_path, "r1") as made:
-        told = await made.manager.load("a", place(tmp_path, "a"))
-        later = await made.join("r2")
-
-        assert later.loader.loaded == {told["version"]}
-        assert later.adapter_cache.names == ["a"]
 
 
 async def test_a_manager_that_has_lost_everything_asks_the_replicas(tmp_path: Path) -> None:

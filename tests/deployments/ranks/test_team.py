@@ -62,26 +62,21 @@ class FakeActor:
     pinged: Future[Any] = field(default_factory=Future)
     meetings: list[Any] = field(default_factory=list)
 
-    @property
-    def facts(self) -> Any:
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: Answer(self._call(method, *given)))
+
+    def _call(self, method: str, *given: Any) -> Future[Any]:
+        if method == "load":
+            self.meetings.append(given[1])
+            return self.loaded
+        if method == "ping":
+            return self.pinged
         answer: Future[Any] = Future()
         if isinstance(self.facts_or_error, Exception):
             answer.set_exception(self.facts_or_error)
         else:
             answer.set_result(self.facts_or_error)
-        return SimpleNamespace(remote=lambda: Answer(answer))
-
-    @property
-    def load(self) -> Any:
-        def remote(plan: Any, meeting: Any) -> Answer:
-            self.meetings.append(meeting)
-            return Answer(self.loaded)
-
-        return SimpleNamespace(remote=remote)
-
-    @property
-    def ping(self) -> Any:
-        return SimpleNamespace(remote=lambda: Answer(self.pinged))
+        return answer
 
 
 def make_task_error(cause: Exception) -> RayTaskError:

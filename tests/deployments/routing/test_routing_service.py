@@ -138,10 +138,9 @@ async def test_sessions_are_named_by_bodies_and_headers() -> None:
 
 async def test_adapters_are_named_by_bodies() -> None:
     haproxy = await HAProxy.asking("tiny", routing={"policy": "lora"})
+    body = b'{"model": "tiny:pirate"}'
 
-    key = await haproxy.key(b'{"model": "tiny:pirate"}', **COMPLETIONS)
-
-    assert key == RouteKey(num_tokens=6, adapter="pirate")
+    assert await haproxy.key(body, **COMPLETIONS) == RouteKey(num_tokens=6, adapter="pirate")
 
 
 async def test_an_unauthorised_body_is_not_read_and_api_keys_change_in_place(
