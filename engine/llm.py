@@ -227,28 +227,27 @@ class LLM:
         return list(prompt)
 
     def _run(self, requests: Sequence[Request]) -> list[Generation]:
-        results = {request.request_id: _empty_generation(request) for request in requests}
+        results = {
+            request.request_id: Generation(
+                prompt_token_ids=list(request.prompt_ids),
+                completions=[Completion() for _ in range(request.sampling.n)],
+            )
+            for request in requests
+        }
         tokenizer = self.tokenizer if self.tokenizer.takes_text else None
         texts = {r.request_id: OutputProcessor(r, tokenizer) for r in requests}
-        self._add_all(requests)
         shows = self._show_progress and len(requests) >= PROGRESS_FROM_PROMPTS
-        with _progress_bar(len(requests), shows) as advance:
-            try:
-                while self._engine.has_work:
-                    for event in self._engine.step():
-                        advance(self._take(event, texts, results))
-            except BaseException:  # Ctrl-C too: the engine must be usable again
-                self._engine.abort_all()
-                raise
-        return [results[request.request_id] for request in requests]
-
-    def _add_all(self, requests: Sequence[Request]) -> None:
         try:
             for request in requests:
                 self._engine.add(request)
-        except RequestError:
+            with _progress_bar(len(requests), shows) as advance:
+                while self._engine.has_work:
+                    for event in self._engine.step():
+                        advance(self._take(event, texts, results))
+        except BaseException:  # refused requests and Ctrl-C too: the engine must be usable again
             self._engine.abort_all()
             raise
+        return [results[request.request_id] for request in requests]
 
     def _take(
         self,
@@ -308,13 +307,6 @@ def _progress_bar(num_requests: int, shows: bool) -> Iterator[Callable[[int], No
     with Progress(transient=True) as progress:
         bar = progress.add_task("generating", total=num_requests)
         yield lambda num_ended: progress.advance(bar, num_ended)
-
-
-def _empty_generation(request: Request) -> Generation:
-    return Generation(
-        prompt_token_ids=list(request.prompt_ids),
-        completions=[Completion() for _ in range(request.sampling.n)],
-    )
 
 
 def _extend(generation: Generation, output: Output) -> None:

@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
-from remora.kernels.attention.decode import (
-    FIXED_SPLIT_TOKENS,
-    FIXED_SPLITS,
-    attend_decode_paged,
-)
+from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS, attend_decode_paged
 from remora.kernels.attention.prefill import attend_extend
 from remora.kernels.rope_store import rotate_and_store
 

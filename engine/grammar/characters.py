@@ -39,6 +39,11 @@ def intersection(first: Ranges, second: Ranges) -> Ranges:
     return complement(union(complement(first), complement(second)))
 
 
+def single(ranges: Ranges) -> int | None:
+    """Return the only character of a set, None if it has another number of them."""
+    return ranges[0][0] if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else None
+
+
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = (*_DIGIT, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _ASCII_SPACE: Ranges = ((9, 13), (32, 32))

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from remora.engine.grammar.characters import JSON_PLAIN
+from remora.engine.grammar.characters import JSON_PLAIN, single
 from remora.engine.grammar.json_schema.merge import Schema
-from remora.engine.grammar.regex import Chars, Choice, Node, Repeat
+from remora.engine.grammar.regex import Chars, Choice, Node, Repeat, render_char, render_ranges
 from remora.engine.grammar.regex_reader import read_pattern
 
 # xgrammar prints "ß" as \xdf, and reads following characters as more digits of it.
@@ -110,7 +110,7 @@ def rewrite_strings(
 def render_ebnf(node: Node) -> str:
     """Write a pattern as the right side of a rule."""
     if isinstance(node, Chars):
-        return f"[{''.join(_range(low, high) for low, high in node.ranges)}]"
+        return render_ranges(node.ranges)
     if isinstance(node, Choice):
         return f"({' | '.join(render_ebnf(option) for option in node.options)})"
     if isinstance(node, Repeat):
@@ -119,9 +119,9 @@ def render_ebnf(node: Node) -> str:
     pieces: list[str] = []
     text = ""
     for part in node.parts:
-        single = _single(part)
-        if single is not None:
-            text += _escaped(single)
+        char = _single(part)
+        if char is not None:
+            text += render_char(char)
             continue
         pieces += [f'"{text}"'] if text else []
         text = ""
@@ -132,22 +132,7 @@ def render_ebnf(node: Node) -> str:
 
 def _single(node: Node) -> int | None:
     """Return the character of a node that stands for a single character, else None."""
-    if (
-        not isinstance(node, Chars)
-        or len(node.ranges) != 1
-        or node.ranges[0][0] != node.ranges[0][1]
-    ):
-        return None
-    return node.ranges[0][0]
-
-
-def _range(low: int, high: int) -> str:
-    return _escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}"
-
-
-def _escaped(code: int) -> str:
-    char = chr(code)
-    return char if code > 0x7F or char.isalnum() else f"\\u{code:04x}"
+    return single(node.ranges) if isinstance(node, Chars) else None
 
 
 def _four_digits(escape: re.Match[str]) -> str:

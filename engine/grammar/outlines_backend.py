@@ -8,6 +8,8 @@ the pattern, and the matcher itself knows whether the text may be empty.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as TokenTable
 
@@ -60,31 +62,26 @@ class OutlinesLoader:
 
     def load(self, data: bytes) -> OutlinesGrammar:
         """Load one compiled grammar."""
-        return OutlinesGrammar(
-            Index.from_binary(data[1:]),
-            len(data) * _LOADED_RATIO,
-            self._ends,
-            may_be_empty=data[:1] == _MAY_BE_EMPTY,
-        )
+        index = Index.from_binary(data[1:])
+        may_be_empty = data[:1] == _MAY_BE_EMPTY
+        return OutlinesGrammar(index, len(data) * _LOADED_RATIO, self._ends, may_be_empty)
 
 
+@dataclass(frozen=True, slots=True)
 class OutlinesGrammar:
-    """A compiled grammar."""
+    """A compiled grammar.
 
-    def __init__(self, index: Index, num_bytes: int, ends: EndMask, *, may_be_empty: bool) -> None:
-        self._index = index
-        self._may_be_empty = may_be_empty
-        self._num_bytes = num_bytes
-        self._ends = ends
+    num_bytes:  in memory
+    """
 
-    @property
-    def num_bytes(self) -> int:
-        """Size in memory."""
-        return self._num_bytes
+    index: Index
+    num_bytes: int
+    ends: EndMask
+    may_be_empty: bool
 
     def matcher(self) -> OutlinesMatcher:
         """Return a new matcher at the start of the grammar."""
-        return OutlinesMatcher(self._index, self._ends, may_be_empty=self._may_be_empty)
+        return OutlinesMatcher(self.index, self.ends, may_be_empty=self.may_be_empty)
 
 
 class OutlinesMatcher(BaseMatcher):

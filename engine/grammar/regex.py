@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remora.engine.grammar.characters import JSON_PLAIN, Ranges, intersection, union
+from remora.engine.grammar.characters import JSON_PLAIN, Ranges, intersection, single, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def lengths(node: Node) -> tuple[int, int | None]:
 def render(node: Node) -> str:
     """Write a tree in the subset that every compiler reads alike."""
     if isinstance(node, Chars):
-        return _render_chars(node.ranges)
+        char = single(node.ranges)
+        return render_ranges(node.ranges) if char is None else render_char(char)
     if isinstance(node, Series):
         return "".join(
             f"(?:{render(part)})" if isinstance(part, Choice) else render(part)
@@ -167,17 +168,16 @@ def _parts(node: Series | Choice | Repeat) -> tuple[Node, ...]:
     return node.parts if isinstance(node, Series) else node.options
 
 
-def _render_chars(ranges: Ranges) -> str:
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _render_char(ranges[0][0])
+def render_ranges(ranges: Ranges) -> str:
+    """Write a character class."""
     pieces = (
-        _render_char(low) if low == high else f"{_render_char(low)}-{_render_char(high)}"
+        render_char(low) if low == high else f"{render_char(low)}-{render_char(high)}"
         for low, high in ranges
     )
     return f"[{''.join(pieces)}]"
 
 
-def _render_char(code: int) -> str:
+def render_char(code: int) -> str:
     """Write ASCII other than letters and digits in hex: no compiler reads that as syntax."""
     char = chr(code)
     return char if code > 0x7F or char.isalnum() else f"\\u{code:04x}"

@@ -16,6 +16,7 @@ from remora.engine.grammar.characters import (
     CONTROLS,
     Ranges,
     complement,
+    single,
     union,
 )
 from remora.engine.grammar.constraint import ConstraintError
@@ -158,11 +159,12 @@ class _Reader:
             if self._peek() == "-" and self._peek(1) not in ("]", ""):
                 self.at += 1
                 high = self._member(start)
-                if not _is_single(low) or not _is_single(high) or high[0][0] < low[0][0]:
+                first, last = single(low), single(high)
+                if first is None or last is None or last < first:
                     raise ConstraintError(
                         f"the class at position {start} has a range without order"
                     )
-                low = ((low[0][0], high[0][0]),)
+                low = ((first, last),)
             ranges = union(ranges, low)
         return complement(ranges) if is_negated else ranges
 
@@ -204,7 +206,3 @@ class _Reader:
             return False
         self.at += 1
         return True
-
-
-def _is_single(ranges: Ranges) -> bool:
-    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]

@@ -81,7 +81,7 @@ class GrammarService:
     def start(self) -> None:
         """Start the compiler in the background, so that the first request does not wait for it."""
         if self._section.backend != "none" and self._end_ids and self._tokenizer.takes_text:
-            self._compiles.submit(self._warm)
+            self._compiles.submit(lambda: self._ready()[0].start())
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         """Return the compiled constraint; it may be shared with other requests.
@@ -190,9 +190,6 @@ class GrammarService:
         finally:
             with self._lock:
                 self._running.pop(key, None)
-
-    def _warm(self) -> None:
-        self._ready()[0].start()
 
     def _ready(self) -> tuple[CompilerProcess, Loader]:
         """Return the compiler and the loader, created on first use."""

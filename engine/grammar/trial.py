@@ -28,7 +28,6 @@ class Compiler(Protocol):
 
     def compile(self, source: Source) -> bytes:
         """Compile one source. Raises ConstraintError."""
-        ...
 
 
 class Loader(Protocol):
@@ -36,7 +35,6 @@ class Loader(Protocol):
 
     def load(self, data: bytes) -> Grammar:
         """Load what a compiler wrote."""
-        ...
 
 
 class TryingCompiler:

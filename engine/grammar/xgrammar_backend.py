@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import xgrammar
@@ -90,28 +91,25 @@ class XgrammarLoader:
     def load(self, data: bytes) -> XgrammarGrammar:
         """Load one compiled grammar."""
         compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
-        return XgrammarGrammar(compiled, len(data), self._ends)
-
-
-class XgrammarGrammar:
-    """A compiled grammar."""
-
-    def __init__(
-        self, compiled: xgrammar.CompiledGrammar, num_serialized: int, ends: EndMask
-    ) -> None:
-        self._compiled = compiled
         # Measured: memory is 0.7 to 1.0 of the serialised size; xgrammar reports as little as 0.1.
-        self._num_bytes = max(num_serialized, int(compiled.memory_size_bytes))
-        self._ends = ends
+        num_bytes = max(len(data), int(compiled.memory_size_bytes))
+        return XgrammarGrammar(compiled, num_bytes, self._ends)
 
-    @property
-    def num_bytes(self) -> int:
-        """Size in memory."""
-        return self._num_bytes
+
+@dataclass(frozen=True, slots=True)
+class XgrammarGrammar:
+    """A compiled grammar.
+
+    num_bytes:  in memory
+    """
+
+    compiled: xgrammar.CompiledGrammar
+    num_bytes: int
+    ends: EndMask
 
     def matcher(self) -> XgrammarMatcher:
         """Return a new matcher at the start of the grammar."""
-        return XgrammarMatcher(self._compiled, self._ends)
+        return XgrammarMatcher(self.compiled, self.ends)
 
 
 class XgrammarMatcher(BaseMatcher):

@@ -90,8 +90,8 @@ class KVCache:
     @property
     def usage(self) -> float:
         """Share of the pages that sequences use, of the fuller pool."""
-        usage = self.num_held / self.num_pages
-        return usage if self.windows is None else max(usage, _usage(self.windows))
+        usage, windows = self.num_held / self.num_pages, self.windows
+        return usage if windows is None else max(usage, windows.num_held / windows.num_pages)
 
     def listen(self, listener: Listener) -> None:
         """Report pages that become reusable or stop to be."""
@@ -281,7 +281,3 @@ class KVCache:
             )
         if self.windows is not None:
             self.windows.check_integrity()
-
-
-def _usage(windows: WindowPages) -> float:
-    return windows.num_held / windows.num_pages

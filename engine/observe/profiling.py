@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -21,11 +20,8 @@ from remora.engine.types import StepPlan, StepResult
 logger = logging.getLogger(__name__)
 
 
-class Ask(Protocol):
-    """Runs a function on the engine's thread between two steps, and waits for it."""
-
-    def __call__(self, question: Callable[[Stepping], str | None], /) -> Awaitable[str | None]:
-        """Return what `question` returns."""
+Ask = Callable[[Callable[[Stepping], str | None]], Awaitable[str | None]]
+"""Runs a function on the engine's thread between two steps, and returns its result."""
 
 
 class Profiler:

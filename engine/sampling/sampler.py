@@ -33,14 +33,7 @@ from remora.engine.sampling.token_sampler import (
     TokenSampler,
 )
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import (
-    IntArray,
-    LogprobRows,
-    Request,
-    RowFault,
-    RowInit,
-    TokenArray,
-)
+from remora.engine.types import IntArray, LogprobRows, Request, RowFault, RowInit, TokenArray
 from remora.kernels import sampling as torch_kernels
 from remora.kernels.memory import to_device
 

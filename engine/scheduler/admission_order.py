@@ -30,21 +30,19 @@ class WaitingOrder:
     """Sorts the waiting queue, which is kept by priority and arrival."""
 
     def __init__(self, policy: SchedulePolicy, *, seed: int = 0) -> None:
-        self._is_by_arrival = policy == "fcfs"
         self._is_looked_up = policy in ("lpm", "dfs-weight")
         self._random = Random(seed)
         rankings: dict[SchedulePolicy, Ranking] = {
-            "fcfs": _equal,
             "lpm": _by_prefix,
             "dfs-weight": _by_shared_prefixes,
             "lof": _by_output,
             "random": self._drawn,
         }
-        self._rank = rankings[policy]
+        self._rank = rankings.get(policy)  # None = by arrival
 
     def arrange(self, waiting: list[Sequence], kv: KVCache) -> list[Sequence]:
         """Return the sequences in the order of admission."""
-        if self._is_by_arrival or len(waiting) < 2:
+        if self._rank is None or len(waiting) < 2:
             return list(waiting)
         if self._is_looked_up and len(waiting) > MAX_LOOKUPS:
             return list(waiting)
@@ -58,17 +56,13 @@ class WaitingOrder:
 
     def on_start(self, seq: Sequence, waiting: Iterable[Sequence]) -> None:
         """Count the sequences that `seq` has passed."""
-        if not self._is_by_arrival:
+        if self._rank is not None:
             for other in waiting:
                 other.num_passed += waiting_key(other) < waiting_key(seq)
 
     def _drawn(self, waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:
         order = self._random.sample(waiting, len(waiting))
         return {seq: place for place, seq in enumerate(order)}
-
-
-def _equal(waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:
-    return dict.fromkeys(waiting, 0)
 
 
 def _by_output(waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:

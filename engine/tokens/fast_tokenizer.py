@@ -18,15 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from remora.configs.errors import ConfigError
 
-ROLES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Classes that use the file unchanged, for kinds of models without a preferred class of their own.
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 PLAIN_MODEL_TYPES = frozenset({"llama", "qwen3"})
@@ -71,22 +63,18 @@ class TokenizerParts(Protocol):
     @property
     def backend_tokenizer(self) -> Backend:
         """Return the underlying tokenizer."""
-        ...
 
     @property
     def special_tokens_map(self) -> Mapping[str, str]:
         """Return the text of the token in each role (`bos_token`, ...)."""
-        ...
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None:
         """Return the chat template, or several by name."""
-        ...
 
     @property
     def eos_token_id(self) -> int | None:
         """Return the id of the token that ends a sequence."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

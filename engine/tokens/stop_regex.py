@@ -8,9 +8,9 @@ depend on how the output is divided into pieces.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from math import inf
-from typing import Protocol
 
 from remora.configs.errors import InvalidSampling
 
@@ -18,22 +18,6 @@ FIELD = "stop_regex"
 CACHED_PATTERNS = 1024
 BRACKET_CLASS_END = ":]"
 OCTAL = frozenset("01234567")
-
-
-class Expression(Protocol):
-    """A compiled expression."""
-
-    def search(self, text: str) -> Match | None:
-        """Return the first match, if any."""
-        ...
-
-
-class Match(Protocol):
-    """A position in a text."""
-
-    def span(self) -> tuple[int, int]:
-        """Return start and end, in characters."""
-        ...
 
 
 class StopRegex:
@@ -87,13 +71,14 @@ def _refusal(pattern: str, reason: str) -> InvalidSampling:
     return InvalidSampling(f"{FIELD} {pattern!r} {reason}.", FIELD)
 
 
-def _compile(pattern: str) -> Expression:
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile by RE2, whose patterns have the methods of Python's."""
     import re2  # imported only when used
 
     options = re2.Options()
     options.log_errors = False
     try:
-        expression: Expression = re2.compile(pattern, options=options)
+        expression: re.Pattern[str] = re2.compile(pattern, options=options)
     except UnicodeError as error:
         raise InvalidSampling(f"{FIELD} holds half of a character.", FIELD) from error
     except re2.error as error:

@@ -159,27 +159,17 @@ def _properties(first: Any, second: Any, path: str) -> Schema:
     return {**first, **second}
 
 
-def _largest(first: Any, second: Any, path: str) -> Any:
-    return max(first, second)
-
-
-def _smallest(first: Any, second: Any, path: str) -> Any:
-    return min(first, second)
-
-
 _BOTH: Mapping[str, Callable[[Any, Any, str], Any]] = {
     "required": _union,
     "enum": _common_values,
     "type": _common_types,
     "properties": _properties,
-    "minLength": _largest,
-    "minItems": _largest,
-    "minProperties": _largest,
-    "minimum": _largest,
-    "exclusiveMinimum": _largest,
-    "maxLength": _smallest,
-    "maxItems": _smallest,
-    "maxProperties": _smallest,
-    "maximum": _smallest,
-    "exclusiveMaximum": _smallest,
+    **dict.fromkeys(
+        ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"),
+        lambda first, second, path: max(first, second),
+    ),
+    **dict.fromkeys(
+        ("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"),
+        lambda first, second, path: min(first, second),
+    ),
 }

@@ -22,11 +22,9 @@ class Places(Protocol):
 
     def schema(self, node: Any, path: str) -> Schema:
         """Rewrite one place."""
-        ...
 
     def any(self) -> Schema:
         """Return the plain form of any JSON value."""
-        ...
 
 
 def plain_string(flat: Schema, path: str) -> Schema:

@@ -134,7 +134,7 @@ def test_only_what_computes_uses_up_its_time(make_process: MakeProcess) -> None:
     assert process.compile(pattern("late"))
 
 
-@pytest.mark.parametrize("is_reaped", [False, True], ids=["", "by another part of the program"])
+@pytest.mark.parametrize("is_reaped", [False, True])
 def test_a_process_killed_while_idle_is_replaced(
     is_reaped: bool, make_process: MakeProcess
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from remora.engine.engine import Engine
 from remora.engine.launch import make_table
 from remora.engine.models.checkpoint import read_config
-from remora.engine.protocols import ForwardPass
 from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
@@ -22,27 +21,6 @@ from tests.engine.fakes import make_plan
 from tests.engine.parallel.ranks import ranks_forward
 
 Requests = Mapping[str, tuple[list[int], SamplingParams]]
-
-
-@dataclass(slots=True)
-class RecordingForward:
-    """ForwardPass that remembers the logits of each step."""
-
-    inner: ForwardPass
-    steps: list[Tensor] = field(default_factory=list)
-
-    def forward(self, inputs: StepInputs) -> Tensor:
-        self.steps.append(self.inner.forward(inputs).clone())
-        return self.steps[-1].clone()
-
-    def logits(self, first: int, last: int) -> Tensor:
-        return self.inner.logits(first, last)
-
-    def hidden(self, first: int, last: int) -> Tensor:
-        return self.inner.hidden(first, last)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +54,16 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
     scored: dict[str, list[float]] = {name: [] for name in requests}
     shown: dict[str, Any] = {}
     with ranks_forward(path, plan, table) as forward:
-        recorded = RecordingForward(forward)
+        steps: list[Tensor] = []
+        compute = forward.forward
+
+        def recorded(inputs: StepInputs) -> Tensor:
+            steps.append(compute(inputs).clone())
+            return steps[-1].clone()
+
+        forward.forward = recorded  # type: ignore[method-assign]
         sampler = Sampler(max_rows=rows, vocab_size=vocab_size, eos_token_ids=())
-        runner = LocalRunner(recorded, sampler, table)
+        runner = LocalRunner(forward, sampler, table)
         engine = Engine(plan, runner, eos_token_ids=(), vocab_size=vocab_size)
         for name, (prompt, params) in requests.items():
             engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params))
@@ -89,6 +74,4 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
                 for part in output.prompt_logprobs:
                     scored[output.request_id].extend(part.logprobs.tolist())
         engine.close()
-    return Run(
-        token_ids=token_ids, prompt_logprobs=scored, steps=recorded.steps, hidden_states=shown
-    )
+    return Run(token_ids=token_ids, prompt_logprobs=scored, steps=steps, hidden_states=shown)

@@ -98,38 +98,38 @@ def test_every_rank_gets_everything_until_rank_0_is_gone(ranks: Ranks) -> None:
     assert ranks.followers.failure is None
 
 
-def test_the_end_of_a_follower_is_noticed_while_nothing_is_sent(ranks: Ranks) -> None:
-    ranks.channels[2].close()
+LOST_RANK_0 = Failed("rank 0 does not answer", second_hand=True)
+
+
+@pytest.mark.parametrize(
+    ("endings", "reported"),
+    [
+        ([(2, None)], "Rank 2 has failed: its process has ended."),
+        ([(1, Failed("out of memory")), (1, None), (2, None)], "Rank 1 has failed: out of memory."),
+        # A rank that was lost is reported, not the rank that lost it.
+        (
+            [(1, Failed("rank 2 does not answer", second_hand=True)), (2, None)],
+            "Rank 2 has failed: its process has ended.",
+        ),
+        ([(1, LOST_RANK_0), (2, LOST_RANK_0)], "Rank 1 has failed: rank 0 does not answer."),
+    ],
+)
+def test_the_first_failure_is_reported_once_with_its_reason(
+    ranks: Ranks, endings: list[tuple[int, Failed | None]], reported: str
+) -> None:
+    for rank, failed in endings:
+        if failed is None:
+            ranks.channels[rank].close()
+        else:
+            ranks.channels[rank].fail(failed)
+        time.sleep(0.02)
 
     failure = ranks.failures.get(timeout=10)
 
-    assert str(failure) == "Rank 2 has failed: its process has ended."
+    assert str(failure) == reported
     assert ranks.followers.failure is failure
-
-
-def test_a_failure_comes_with_its_reason_and_only_once(ranks: Ranks) -> None:
-    ranks.channels[1].fail(Failed("out of memory"))
-    ranks.channels[1].close()
-    ranks.channels[2].close()
-
-    assert "Rank 1 has failed: out of memory" in str(ranks.failures.get(timeout=10))
     time.sleep(0.05)
     assert ranks.failures.empty()
-
-
-def test_who_was_lost_is_blamed_and_not_who_lost_it(ranks: Ranks) -> None:
-    ranks.channels[1].fail(Failed("rank 2 does not answer", second_hand=True))
-    time.sleep(0.02)
-    ranks.channels[2].close()
-
-    assert "Rank 2 has failed" in str(ranks.failures.get(timeout=10))
-
-
-def test_hearsay_is_believed_when_nothing_else_is_heard(ranks: Ranks) -> None:
-    for channel in ranks.channels.values():
-        channel.fail(Failed("rank 0 does not answer", second_hand=True))
-
-    assert "rank 0 does not answer" in str(ranks.failures.get(timeout=10))
 
 
 def test_late_callbacks_and_senders_learn_of_a_failure(ranks: Ranks) -> None:

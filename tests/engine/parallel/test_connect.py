@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from remora.configs.errors import EngineError
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import ALONE
 from remora.engine.parallel.layout import Layout
-from tests.engine.parallel.ranks import HOST, connected, free_port
+from tests.engine.parallel.ranks import HOST, Threads, connected, free_port
 
 LOCALHOST = "0100007F"  # as the kernel writes it
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -88,20 +89,16 @@ def test_stages_of_one_rank_have_nothing_to_sum_and_one_rank_nothing_to_join() -
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     port = free_port()
-    errors: dict[int, str] = {}
 
-    def join(rank: int) -> None:
+    def join(rank: int) -> str:
         layout = Layout(rank=rank, tp_size=3)
         listener = listen(HOST, port) if rank == 0 else None
         with pytest.raises(EngineError) as caught:
             connect(layout, host=HOST, port=port, listener=listener, device="cpu", timeout_s=0.5)
-        errors[rank] = str(caught.value)
+        return str(caught.value)
 
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with closing(Threads(2)) as threads:
+        errors = threads.on_all(join)
 
     assert "waited 0.5 s for rank 2" in errors[0]
     assert "rank 1" in errors[1]

@@ -158,17 +158,9 @@ def test_what_a_template_raises_is_told_to_the_caller(template: str, words: str)
         ([{"content": "Hi"}], {}, "messages", "role"),
         ([USER, {"role": 3}], {}, "messages", r"messages\[1\]"),
         ([USER], {"continue_final_message": True}, "continue_final_message", "both"),
-        (
-            [USER],
-            {"template_kwargs": {"tokenize": True}},
-            "chat_template_kwargs",
-            "'tokenize'",
-        ),
-        (
-            [USER],
-            {"template_kwargs": {"chat_template": "x"}},
-            "chat_template_kwargs",
-            "'chat_template'",
+        *(
+            ([USER], {"template_kwargs": {name: "x"}}, "chat_template_kwargs", f"'{name}'")
+            for name in ("tokenize", "chat_template")
         ),
     ],
 )
