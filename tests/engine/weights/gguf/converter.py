@@ -25,6 +25,47 @@ LAYER = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
 HEAD_NORM = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.(.*)")
 NOTHING: Mapping[str, Any] = {}
+# What is written of a config: GGUF's key and the names that families have for it.
+WRITTEN: Mapping[str, tuple[str, ...]] = {
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("ffn_hidden_size", "intermediate_size"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_kv_heads", "num_key_value_heads"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "attention.key_length": ("head_dim",),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
+    "expert_shared_count": ("n_shared_experts",),
+    "leading_dense_block_count": ("first_k_dense_replace",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+}
+YARN = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -94,9 +135,8 @@ def convert(
     add:        adds further content
     """
     raw = json.loads((folder / "config.json").read_text())
-    num_layers = raw["num_hidden_layers"] if "num_hidden_layers" in raw else raw["n_layer"]
-    names = gguf.get_tensor_name_map(ARCHITECTURES[kind.name], num_layers)
     metadata = _of_all(raw) | kind.metadata
+    names = gguf.get_tensor_name_map(ARCHITECTURES[kind.name], metadata["block_count"])
     with writing(file, kind.name, metadata, max_tensors=max_tensors) as writer:
         add(writer)
         for name, values in stacked(load_file(folder / "model.safetensors")).items():
@@ -118,19 +158,18 @@ def convert(
 
 def _of_all(raw: dict[str, Any]) -> dict[str, Any]:
     """Return what is written of all kinds; None where a config does not have it."""
-    rope = raw.get("rope_parameters") or {}
-    return {
-        "block_count": raw.get("num_hidden_layers"),
-        "context_length": raw.get("max_position_embeddings"),
-        "embedding_length": raw.get("hidden_size"),
-        "feed_forward_length": raw.get("intermediate_size"),
-        "attention.head_count": raw.get("num_attention_heads"),
-        "attention.head_count_kv": raw.get("num_key_value_heads"),
-        "attention.layer_norm_rms_epsilon": raw.get("rms_norm_eps"),
-        "attention.key_length": raw.get("head_dim"),
-        "rope.freq_base": rope.get("rope_theta"),
-        "expert_used_count": raw.get("num_experts_per_tok"),
-    }
+    found: dict[str, Any] = {}
+    for key, names in WRITTEN.items():
+        given = (raw[name] for name in names if raw.get(name) is not None)
+        found[key] = next(given, None)
+    rope, size = raw.get("rope_parameters") or {}, raw.get("head_dim")
+    found["rope.freq_base"] = rope.get("rope_theta")
+    if "partial_rotary_factor" in rope:
+        size = size or raw["hidden_size"] // raw["num_attention_heads"]
+        found["rope.dimension_count"] = int(size * rope["partial_rotary_factor"])
+    if rope.get("rope_type") == "yarn":
+        found |= {f"rope.scaling.{key}": rope.get(name) for key, name in YARN.items()}
+    return found
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
