@@ -29,7 +29,7 @@ from tests.deployments.fakes import (
     make_plan,
     make_server_config,
 )
-from tests.deployments.http.batches.test_batches import make_line, make_runner, opened, start
+from tests.deployments.http.batches.jobs import make_line, make_runner, opened, start
 from tests.deployments.http.refusals import outcome_of, refusals_of
 from tests.tiny_models import make_tiny_tokenizer
 

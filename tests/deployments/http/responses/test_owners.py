@@ -11,7 +11,7 @@ import pytest
 
 from remora.deployments.http.core.auth import Access, Keys
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_config
-from tests.deployments.http.batches.test_batches import make_line, make_runner, opened, start
+from tests.deployments.http.batches.jobs import make_line, make_runner, opened, start
 from tests.deployments.http.core.test_auth import make_guarded
 from tests.deployments.http.responses.test_response import (
     ADD,
