@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -22,26 +21,6 @@ def events(response: httpx.Response) -> list[Any]:
     frames = [frame for frame in response.text.split("\n\n") if frame]
     assert frames[-1] == "data: [DONE]"
     return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
-
-
-def named_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream whose frame names equal the data's `type`."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    found = []
-    for frame in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = frame.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
-
-
-def without_repeats(names: Sequence[str]) -> list[str]:
-    """Return the names of events; a run of deltas of one kind counts once."""
-    return [
-        name
-        for number, name in enumerate(names)
-        if not (name.endswith("delta") and number and names[number - 1] == name)
-    ]
 
 
 def prompt_of(server: FakeServer, number: int = 0) -> str:

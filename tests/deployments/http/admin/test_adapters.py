@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
+from tests.deployments.http.streams import ask
 
 ADAPTERS = {"adapters": [{"name": "pirate", "path": "/secret/place"}]}
 
@@ -17,8 +18,7 @@ def make_server() -> FakeServer:
 
 @pytest.mark.parametrize("name", ["tiny", "pirate", "tiny:pirate"])
 async def test_a_merged_model_answers_to_both_names(name: str) -> None:
-    async with make_client(make_server()) as client:
-        answer = await client.post("/v1/completions", json={"model": name, "prompt": "a"})
+    answer = await ask("/v1/completions", make_server(), model=name, prompt="a")
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == name.removeprefix("tiny:")
@@ -26,8 +26,7 @@ async def test_a_merged_model_answers_to_both_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["parrot", "tiny:parrot", "pirate:tiny", "tiny:"])
 async def test_other_names_are_unknown(name: str) -> None:
-    async with make_client(make_server()) as client:
-        answer = await client.post("/v1/completions", json={"model": name, "prompt": "a"})
+    answer = await ask("/v1/completions", make_server(), model=name, prompt="a")
 
     assert answer.status_code == 404
     assert "serves 'tiny', 'pirate'" in answer.json()["error"]["message"]
@@ -72,8 +71,7 @@ async def test_the_engine_is_asked_for_the_adapter_that_a_request_names(
     path: str, name: str, adapter: int
 ) -> None:
     server = FakeServer(config=make_server_config(lora=SEVERAL))
-    async with make_client(server) as client:
-        answer = await client.post(path, json={"model": name, **PATHS[path]})
+    answer = await ask(path, server, model=name, **PATHS[path])
 
     assert answer.status_code == 200, answer.text
     assert [request.lora_id for request in server.client.requests] == [adapter]
@@ -83,9 +81,8 @@ async def test_the_engine_is_asked_for_the_adapter_that_a_request_names(
 async def test_other_dialects_name_adapters_too(dialect: str) -> None:
     api = {"generate_dialect": dialect}
     server = FakeServer(config=make_server_config(lora=SEVERAL, api=api))
-    async with make_client(server) as client:
-        body = {"model": "json", "inputs": "a", "parameters": {"max_new_tokens": 2}}
-        answer = await client.post("/generate", json=body)
+    body = {"model": "json", "inputs": "a", "parameters": {"max_new_tokens": 2}}
+    answer = await ask("/generate", server, **body)
 
     assert answer.status_code == 200, answer.text
     assert [request.lora_id for request in server.client.requests] == [2]

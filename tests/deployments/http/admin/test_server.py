@@ -13,6 +13,7 @@ from remora.configs.errors import EngineError, QueueFull
 from remora.engine.observe.inspection import Inspection
 from remora.engine.observe.step_records import StepRecords
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+from tests.deployments.http.streams import ask
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -20,11 +21,6 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 async def get(path: str, server: FakeServer | None = None) -> httpx.Response:
     async with make_client(server) as client:
         return await client.get(path)
-
-
-async def post(path: str, body: Any, server: FakeServer | None = None) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post(path, json=body)
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/ready", "/health_generate"])
@@ -97,15 +93,15 @@ async def test_all_calls_can_be_aborted_at_once() -> None:
     ("body", "status"), [({}, 400), ({"rid": ""}, 400), ({"rid": "", "abort_all": True}, 200)]
 )
 async def test_an_abort_names_a_request_or_all(body: Any, status: int) -> None:
-    response = await post("/abort_request", body)
+    response = await ask("/abort_request", **body)
     assert response.status_code == status
     assert status == 200 or response.json()["error"]["param"] == "rid"
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
 async def test_prompts_are_tokenised(path: str) -> None:
-    one = (await post(path, {"prompt": "ab", "return_token_strs": True})).json()
-    several = (await post(path, {"prompt": ["ab", ""], "foo": 1})).json()
+    one = (await ask(path, prompt="ab", return_token_strs=True)).json()
+    several = (await ask(path, prompt=["ab", ""], foo=1)).json()
 
     tokens = {"tokens": [97, 98], "token_strs": ["a", "b"]}
     assert one == {"count": 2, "max_model_len": 1000, **tokens}
@@ -114,8 +110,8 @@ async def test_prompts_are_tokenised(path: str) -> None:
 
 async def test_a_conversation_is_tokenised_as_the_chat_endpoint_would() -> None:
     server = FakeServer()
-    body = (await post("/tokenize", CHAT, server)).json()
-    await post("/v1/chat/completions", CHAT, server)
+    body = (await ask("/tokenize", server, **CHAT)).json()
+    await ask("/v1/chat/completions", server, **CHAT)
     assert body["tokens"] == server.client.requests[0].prompt_ids
 
 
@@ -130,7 +126,7 @@ async def test_a_conversation_is_tokenised_as_the_chat_endpoint_would() -> None:
     ],
 )
 async def test_ids_become_text(path: str, body: dict[str, Any], text: Any) -> None:
-    assert (await post(path, body)).json() == {"prompt": text, "text": text}
+    assert (await ask(path, **body)).json() == {"prompt": text, "text": text}
 
 
 async def test_metrics_count_responses_reasons_latencies_and_the_engines_own() -> None:

@@ -19,7 +19,7 @@ from tests.deployments.fakes import (
     make_config,
     make_plan,
 )
-from tests.deployments.http.streams import events, prompt_of
+from tests.deployments.http.streams import ask, events, prompt_of
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 TURN = [{"role": "user", "content": "abcdefghijkl"}]
@@ -33,8 +33,7 @@ def make_server(text: str = "Paris.", *, tokenizer: Any = None, **api: Any) -> F
 
 
 async def post(server: FakeServer, path: str, **body: Any) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post(path, json=body)
+    return await ask(path, server, **body)
 
 
 # -- prompts that are too long -----------------------------------------------------------------

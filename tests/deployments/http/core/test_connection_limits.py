@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-import uvicorn
 
 from remora.configs.sections.limits import LimitsSection
 from tests.deployments.fakes import (
     FakeEngine,
     FakeServer,
-    make_app,
     make_client,
     make_plan,
     make_server_config,
 )
+from tests.deployments.http.openai.test_openai_client import listening
 from tests.deployments.http.refusals import outcome_of, refusals_of
 
 DEFAULTS = LimitsSection()
@@ -129,25 +127,9 @@ async def test_digits_within_a_text_are_text(text: bytes) -> None:
 # -- over a socket -----------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def listening(server: FakeServer) -> AsyncGenerator[int, None]:
-    """Serve on a free port."""
-    config = uvicorn.Config(make_app(server), port=0, log_level="critical", lifespan="off")
-    listener = uvicorn.Server(config)
-    listener.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(listener.serve())
-    try:
-        while not listener.started:
-            await asyncio.sleep(0.005)
-        yield listener.servers[0].sockets[0].getsockname()[1]
-    finally:
-        listener.should_exit = listener.force_exit = True
-        await task
-
-
-async def ask(port: int, head: str, body: bytes = b"") -> bytes:
+async def send(url: str, head: str, body: bytes = b"") -> bytes:
     """Send bytes and return the response until the server closes the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
     writer.write(head.replace("\n", "\r\n").encode() + b"\r\n" + body)
     async with asyncio.timeout(10):
         answer = await reader.read()
@@ -155,8 +137,8 @@ async def ask(port: int, head: str, body: bytes = b"") -> bytes:
     return answer
 
 
-async def scraped(port: int) -> list[str]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+async def scraped(url: str) -> list[str]:
+    async with httpx.AsyncClient(base_url=url) as client:
         return await refusals_of(client)
 
 
@@ -166,10 +148,10 @@ POST = f"POST {COMPLETIONS} HTTP/1.1\nhost: x\ncontent-type: application/json\n"
 @pytest.mark.observes("limits.body_timeout_s")
 async def test_half_a_body_is_waited_for_so_long_and_no_longer() -> None:
     server = FakeServer(config=make_server_config(limits={"body_timeout_s": 0.05}))
-    async with listening(server) as port:
+    async with listening(server) as url:
         head = f"{POST}content-length: 100\nconnection: close\n"
-        answer = await ask(port, head, b'{"prompt": ')
-        counted = await scraped(port)
+        answer = await send(url, head, b'{"prompt": ')
+        counted = await scraped(url)
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert counted == ["body_timeout_s"]
@@ -177,20 +159,20 @@ async def test_half_a_body_is_waited_for_so_long_and_no_longer() -> None:
 
 
 async def test_headers_over_the_limit_are_told_so_on_the_wire() -> None:
-    async with listening(FakeServer()) as port:
+    async with listening(FakeServer()) as url:
         filling = "v" * DEFAULTS.max_header_bytes
-        answer = await ask(port, f"{POST}x-a: {filling}\nconnection: close\ncontent-length: 0\n")
-        counted = await scraped(port)
+        answer = await send(url, f"{POST}x-a: {filling}\nconnection: close\ncontent-length: 0\n")
+        counted = await scraped(url)
 
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert counted == ["max_header_bytes"]
 
 
 async def test_a_megabyte_of_headers_ends_the_connection() -> None:
-    async with listening(FakeServer()) as port:
+    async with listening(FakeServer()) as url:
         with_headers = f"{POST}x-a: {'v' * 2**20}\n"
         try:
-            answer = await ask(port, with_headers)
+            answer = await send(url, with_headers)
         except ConnectionError:
             answer = b""
 
@@ -205,12 +187,12 @@ async def test_a_reader_who_stops_reading_loses_the_stream() -> None:
         config=make_server_config(limits={"stream_timeout_s": 0.2}),
     )
     body = orjson.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True})
-    async with listening(server) as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
+    async with listening(server) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port, limit=2**10)
         writer.write(f"{POST}content-length: {len(body)}\n\n".replace("\n", "\r\n").encode() + body)
         async with asyncio.timeout(20):
             await server.client.gone.wait()
-        counted = await scraped(port)
+        counted = await scraped(url)
         writer.close()
 
     assert counted == ["stream_timeout_s"]

@@ -10,67 +10,71 @@ import pytest
 from remora.deployments.http.core.body_limits import DEFAULTS
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.messages import MAX_CALLS, Message
-from tests.deployments.fakes import CharTokenizer, FakeServer, make_client
+from tests.deployments.fakes import CharTokenizer, FakeServer
+from tests.deployments.http.streams import ask
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def template_message(**fields: Any) -> dict[str, Any]:
-    return parse(Message, fields).as_template_message()
-
-
 async def post(server: FakeServer, *messages: dict[str, Any]) -> httpx.Response:
-    async with make_client(server) as client:
-        return await client.post("/v1/chat/completions", json={"messages": list(messages)})
+    return await ask("/v1/chat/completions", server, messages=list(messages))
 
 
-def test_arguments_are_json_text_for_clients_and_objects_for_templates() -> None:
-    message = template_message(role="assistant", content=None, tool_calls=[CALL])
-
-    assert message["tool_calls"] == [
-        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    ]
-    assert message["content"] is None
+NO_ARGUMENTS: tuple[Any, ...] = ("", " ", "{}", {})
+ADDED = {"name": "add", "arguments": {"a": 1}}
 
 
-@pytest.mark.parametrize("arguments", ["", " ", "{}", {}])
-def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
-    call = {"function": {"name": "now", "arguments": arguments}}
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        # Arguments are JSON text for clients and objects for templates.
+        (
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"content": None, "tool_calls": [CALL | {"function": ADDED}]},
+        ),
+        *(
+            (
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": no}}]},
+                {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]},
+            )
+            for no in NO_ARGUMENTS
+        ),
+        *(
+            (
+                {"role": "tool", "content": content, "tool_call_id": "c1"},
+                {"role": "tool", "content": "3", "tool_call_id": "c1"},
+            )
+            for content in ("3", [{"type": "text", "text": "3"}])
+        ),
+        # Functions of the old way are tools.
+        (
+            {"role": "assistant", "function_call": {"name": "add", "arguments": "{}"}},
+            {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {}}}]},
+        ),
+        (
+            {"role": "function", "name": "add", "content": "3"},
+            {"role": "tool", "name": "add", "content": "3"},
+        ),
+        *(
+            ({"role": "assistant", "content": "4", name: "2 + 2"}, {"reasoning_content": "2 + 2"})
+            for name in ("reasoning", "reasoning_content")
+        ),
+        # A refusal stands for the content that it replaces.
+        ({"role": "assistant", "content": None, "refusal": "No."}, {"content": "No."}),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"content": "No."},
+        ),
+    ],
+)
+def test_a_message_becomes_one_of_the_template(
+    sent: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    message = parse(Message, sent).as_template_message()
 
-    message = template_message(role="assistant", tool_calls=[call])
-
-    assert message["tool_calls"][0]["function"]["arguments"] == {}
-
-
-@pytest.mark.parametrize("content", ["3", [{"type": "text", "text": "3"}]])
-def test_a_tools_result_names_its_call(content: Any) -> None:
-    message = template_message(role="tool", content=content, tool_call_id="c1")
-
-    assert message == {"role": "tool", "content": "3", "tool_call_id": "c1"}
-
-
-def test_functions_of_the_old_way_are_tools() -> None:
-    called = template_message(role="assistant", function_call={"name": "add", "arguments": "{}"})
-    result = template_message(role="function", name="add", content="3")
-
-    assert called["tool_calls"] == [
-        {"type": "function", "function": {"name": "add", "arguments": {}}}
-    ]
-    assert result == {"role": "tool", "name": "add", "content": "3"}
-
-
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_comes_back_under_either_name(name: str) -> None:
-    message = template_message(role="assistant", content="4", **{name: "2 and 2"})
-
-    assert message["reasoning_content"] == "2 and 2"
-
-
-def test_a_refusal_stands_for_the_content_it_replaces() -> None:
-    part = {"type": "refusal", "refusal": "No."}
-
-    assert template_message(role="assistant", content=None, refusal="No.")["content"] == "No."
-    assert template_message(role="assistant", content=[part])["content"] == "No."
+    if sent["role"] != "assistant":
+        assert message == wanted
+    assert {name: message[name] for name in wanted} == wanted
 
 
 async def test_an_answer_can_be_sent_back_as_it_came() -> None:

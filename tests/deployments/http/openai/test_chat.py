@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import httpx
 
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
 from tests.deployments.http.streams import ask, prompt_of
@@ -14,22 +11,14 @@ PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
-def make_body(**fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": HELLO, **fields}
-
-
-async def post(body: dict[str, Any], server: FakeServer | None = None) -> httpx.Response:
-    return await ask(PATH, server, **body)
-
-
 async def test_parts_are_joined_developers_are_the_system_and_last_messages_are_continued() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": parts}]
     begun = [*HELLO, {"role": "assistant", "content": "Well"}]
     server = FakeServer()
 
-    await post(make_body(messages=messages), server)
-    await post(make_body(messages=begun, continue_final_message=True), server)
+    await ask(PATH, server, messages=messages)
+    await ask(PATH, server, messages=begun, continue_final_message=True)
 
     assert prompt_of(server, 0) == "<|system|>d<|user|>a\nb<|assistant|>"
     assert prompt_of(server, 1) == "<|user|>Hi<|assistant|>Well"
@@ -38,7 +27,7 @@ async def test_parts_are_joined_developers_are_the_system_and_last_messages_are_
 async def test_a_recommended_limit_never_makes_a_request_too_long() -> None:
     server = FakeServer(plan=make_plan(max_model_len=30), generation_defaults={"max_tokens": 500})
 
-    response = await post(make_body(), server)
+    response = await ask(PATH, server, messages=HELLO)
 
     assert response.status_code == 200
     assert server.client.requests[0].sampling.max_tokens == 7
@@ -48,7 +37,7 @@ async def test_an_aborted_call_ends_with_the_reason_abort() -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
     async with make_client(server) as client:
         headers = {"x-request-id": "mine"}
-        call = asyncio.create_task(client.post(PATH, json=make_body(), headers=headers))
+        call = asyncio.create_task(client.post(PATH, json={"messages": HELLO}, headers=headers))
         while not server.client.running:
             await asyncio.sleep(0)
         unknown = await client.post("/abort_request", json={"rid": "other"})
@@ -63,7 +52,7 @@ async def test_an_aborted_call_ends_with_the_reason_abort() -> None:
 async def test_callers_may_use_one_request_id_twice_at_a_time() -> None:
     server = FakeServer()
     async with make_client(server) as client:
-        calls = [client.post(PATH, json=make_body(rid="same")) for _ in range(2)]
+        calls = [client.post(PATH, json={"messages": HELLO, "rid": "same"}) for _ in range(2)]
         responses = await asyncio.gather(*calls)
 
     assert [response.json()["id"] for response in responses] == ["chatcmpl-same"] * 2
@@ -71,10 +60,10 @@ async def test_callers_may_use_one_request_id_twice_at_a_time() -> None:
 
 
 async def test_ignored_fields_are_reported_in_a_header() -> None:
-    body = make_body(foo=1, user="me", stream=True, stream_options={"bar": 1}, tools=[])
-    body["messages"] = [{"role": "user", "content": "Hi", "baz\n": 1}]
+    messages = [{"role": "user", "content": "Hi", "baz\n": 1}]
+    fields = {"foo": 1, "user": "me", "stream": True, "stream_options": {"bar": 1}, "tools": []}
 
-    response = await post(body)
+    response = await ask(PATH, messages=messages, **fields)
 
     assert response.status_code == 200
     ignored = response.headers["x-remora-ignored-fields"]

@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 import openai
 import pytest
-from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from remora.deployments.http.endpoints import RESPONSES
@@ -24,12 +23,6 @@ from tests.deployments.http.responses.test_response import (
     REASONING_AND_CALL,
     make_parsing_server,
 )
-
-
-class City(BaseModel):
-    """The structured output of the model."""
-
-    name: str
 
 
 async def test_the_client_reads_a_response_and_continues_it() -> None:
@@ -66,23 +59,6 @@ async def test_the_client_streams_text_and_calls() -> None:
     assert final.output_text.startswith("Look:")
     (call,) = [item for item in final.output if item.type == "function_call"]
     assert call.parsed_arguments == {"a": 1}
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_the_client_parses_what_it_asked_for(streams: bool) -> None:
-    server = FakeServer(FakeEngine(text='{"name": "Paris"}'))
-    async with openai_client(server) as client:
-        if streams:
-            async with client.responses.stream(
-                model="tiny", input="Hi", text_format=City
-            ) as stream:
-                answer = await stream.get_final_response()
-        else:
-            answer = await client.responses.parse(model="tiny", input="Hi", text_format=City)
-
-    assert answer.output_parsed == City(name="Paris")
-    ((constraint, _),) = server.grammars.asked
-    assert "name" in constraint.source
 
 
 async def test_a_response_that_nobody_waits_for_is_not_running() -> None:

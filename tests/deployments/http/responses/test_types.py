@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai.types.responses import (
     Response,
@@ -15,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from remora.configs.errors import EngineError
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
-from tests.deployments.http.golden import check_golden
+from tests.deployments.http.golden import check_golden, parts_of
 from tests.deployments.http.responses.test_response import (
     ADD,
     REASONING_AND_CALL,
@@ -23,7 +24,6 @@ from tests.deployments.http.responses.test_response import (
     make_parsing_server,
     post,
 )
-from tests.deployments.http.streams import named_events
 
 HERE = Path(__file__).parent
 CUT = len(REASONING_AND_CALL.removesuffix("1}}\n</tool_call>"))
@@ -72,6 +72,11 @@ CASES: dict[str, tuple[FakeServer, dict[str, Any]]] = {
 UNTYPED = {"store", "response.store", "name"}
 
 
+def data_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream, without the names of their frames."""
+    return [data for event in parts_of(response)[1:] for data in event.values()]
+
+
 def unknown_to(model: BaseModel, place: str = "") -> list[str]:
     """Return the fields, at any depth, that the client's types lack."""
     found = [f"{place}{name}" for name in model.model_extra or {}]
@@ -87,7 +92,7 @@ async def test_every_event_is_one_of_the_clients(name: str) -> None:
     server, fields = CASES[name]
     response = await post(server, **fields, stream=True)
     check_golden(HERE, f"{name}, streamed", response)
-    events = named_events(response)
+    events = data_of(response)
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
@@ -112,7 +117,7 @@ async def test_a_late_error_is_two_events_of_the_clients_and_nothing_is_stored(
     server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=fail_at))
     async with make_client(server) as client:
         response = await client.post("/v1/responses", json={"input": "Hi", "stream": True})
-        events = named_events(response)
+        events = data_of(response)
         stored = await client.get(f"/v1/responses/{events[0]['response']['id']}")
 
     check_golden(HERE, f"late error {fail_at}", response)
