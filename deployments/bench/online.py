@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -81,10 +82,8 @@ class Server:
         traces: list[Trace | None] = [None] * workload.num_requests
 
         async def send_one_by_one() -> None:
-            for number, (
-                path,
-                body,
-            ) in requests:  # the iterator is shared: each task takes the next request
+            # The iterator is shared: each task takes the next request.
+            for number, (path, body) in requests:
                 traces[number] = await self._send(workload, path, body)
                 on_finish()
 
@@ -96,21 +95,17 @@ class Server:
 
     def bodies(self, workload: Workload, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield path and body of each request."""
-        prompts: Sequence[Any] = (
-            token_prompts(workload, seed=seed)
-            if self.capabilities.takes_ids
-            else word_prompts(workload, seed=seed)
-        )
+        prompts_of = token_prompts if self.capabilities.takes_ids else word_prompts
+        prompts: Sequence[Any] = prompts_of(workload, seed=seed)
         for number, prompt in enumerate(prompts):
             if workload.kind is Kind.EMBEDDING:
                 yield "/v1/embeddings", {"model": self.model, "input": prompt}
             elif workload.kind is Kind.JSON_SCHEMA:
                 yield "/v1/chat/completions", self._json_body(workload, seed, number)
             else:
-                yield (
-                    "/v1/completions",
-                    completion_body(self.model, prompt, workload.output_tokens, self.capabilities),
-                )
+                num_tokens = workload.output_tokens
+                body = completion_body(self.model, prompt, num_tokens, self.capabilities)
+                yield "/v1/completions", body
 
     def _json_body(self, workload: Workload, seed: int, number: int) -> dict[str, Any]:
         schema = {"name": "place", "strict": True, "schema": dict(SCHEMA)}
@@ -149,23 +144,20 @@ async def measure(
 
     Each run has different prompts, because the server's prefix cache cannot be cleared.
     """
+    result = partial(Result, workload=workload.name, shape=workload.shape)
     warm_up = workload.resized(requests=min(workload.num_at_once, 4))
     if workload.output_tokens > 8:
         warm_up = warm_up.resized(outputs=8)
     traces, _ = await server.run(warm_up, seed=-1 - seed)
     if reasons := [trace.error for trace in traces if trace.error]:
-        return Result(workload=workload.name, shape=workload.shape, skipped=reasons[0])
+        return result(skipped=reasons[0])
     runs, notes = [], dict.fromkeys(server.capabilities.notes)
     for number in range(repeats):
         traces, seconds = await server.run(
             workload, seed=seed * repeats + number, on_finish=on_finish
         )
         if all(trace.error for trace in traces):
-            return Result(
-                workload=workload.name,
-                shape=workload.shape,
-                skipped=f"every request failed: {traces[0].error}",
-            )
+            return result(skipped=f"every request failed: {traces[0].error}")
         figures, found = online_figures(workload, traces, seconds, slo)
         runs.append(figures)
         notes |= dict.fromkeys(found)
@@ -258,10 +250,8 @@ async def _probe(endpoint: Endpoint, model: str) -> Capabilities:
             {},
         ):
             capabilities = Capabilities(takes_ids=takes_ids, extras=extras, refusal=refusal)
-            prompt = (
-                token_prompts(_PROBE, seed=0)[0] if takes_ids else word_prompts(_PROBE, seed=0)[0]
-            )
-            body = completion_body(model, prompt, _PROBE.output_tokens, capabilities)
+            prompts: Sequence[Any] = (token_prompts if takes_ids else word_prompts)(_PROBE, seed=0)
+            body = completion_body(model, prompts[0], _PROBE.output_tokens, capabilities)
             reply = await _ask(endpoint, "POST", "/v1/completions", body)
             reason = reply.refusal() or reply.error
             if reason is None:

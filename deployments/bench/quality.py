@@ -153,9 +153,8 @@ def quality_suite(
     report.results.append(
         Result(workload=REFERENCE, shape=shape, figures={"perplexity": perplexity(expected)})
     )
-    for name, target in modes.items():
-        if target.config == reference.config:
-            continue
+    others = {name: each for name, each in modes.items() if each.config != reference.config}
+    for name, target in others.items():
         with _running(target) as built:
             found = _score_with_bar(built, prompts, name)
         figures = {"perplexity": perplexity(found), **asdict(compare(expected, found))}

@@ -42,11 +42,8 @@ class Outputs:
     def check(self) -> None:
         """Raise Failure if a file could not be written at the end."""
         for path in (self.json, self.html):
-            if (
-                path is not None
-                and str(path) != STDOUT
-                and not Path(path).absolute().parent.is_dir()
-            ):
+            is_file = path is not None and str(path) != STDOUT
+            if is_file and not Path(str(path)).absolute().parent.is_dir():
                 raise Failure(f"{path}: its folder does not exist")
 
 

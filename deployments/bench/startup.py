@@ -60,10 +60,8 @@ def start_offline(target: Target) -> Start:
             raise Failure(f"the engine did not start: {last[-1]}")
     phases: dict[str, float] = json.loads(line)["phases"]
     phases = {"start Python": seconds - sum(phases.values()), **phases}
-    return Start(
-        figures={"offline_s": seconds} | (peak.figures() if peak else {}),
-        phases=phases,
-    )
+    figures = {"offline_s": seconds} | (peak.figures() if peak else {})
+    return Start(figures=figures, phases=phases)
 
 
 def start_server(target: Target) -> Start:

@@ -49,7 +49,5 @@ def pooling_findings(
     yield "output", f"{pooling.size} {what}"
     size = f"{(facts.num_parameters + pooling.num_parameters) / 1e6:,.1f} million parameters"
     yield "memory", f"{human_bytes(plan.weight_bytes)} of weights in {plan.dtype}, {size}"
-    yield (
-        "context",
-        f"{plan.max_model_len:,} tokens per sequence, {plan.max_step_tokens:,} per step",
-    )
+    step_tokens = f"{plan.max_step_tokens:,} per step"
+    yield "context", f"{plan.max_model_len:,} tokens per sequence, {step_tokens}"

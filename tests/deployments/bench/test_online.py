@@ -23,6 +23,11 @@ def refuse(reason: str) -> Answer:
     return 400, "application/json", f'{{"error": {{"message": "{reason}"}}}}'.encode()
 
 
+def overriding(path: str, answer: Answer) -> Callable[[str, dict[str, Any]], Answer]:
+    """Return the rule of a server that gives `answer` at one path."""
+    return lambda asked, body: answer if asked == path else by_rule(asked, body)
+
+
 def run(server: FakeOpenAI, workload: Workload, *, repeats: int = 1) -> Result:
     async def go() -> Result:
         return await measure(
@@ -72,8 +77,7 @@ def test_what_a_server_refuses_is_not_sent(make_openai: MakeOpenAI, takes_ids: b
 
 
 def test_a_server_that_refuses_everything_is_a_failure(make_openai: MakeOpenAI) -> None:
-    def closed(path: str, body: dict[str, Any]) -> Answer:
-        return by_rule(path, body) if path == "/v1/models" else refuse("closed")
+    closed = overriding("/v1/completions", refuse("closed"))
 
     with pytest.raises(Failure, match="refuses completions: HTTP 400: closed"):
         run(make_openai(answer=closed), SMALL)
@@ -92,25 +96,18 @@ def test_an_unsupported_endpoint_is_skipped_with_its_reason(
 
 
 def test_embeddings_are_really_asked_for(make_openai: MakeOpenAI) -> None:
-    def embed(path: str, body: dict[str, Any]) -> Answer:
-        if path != "/v1/embeddings":
-            return by_rule(path, body)
-        return 200, "application/json", b'{"data": [], "usage": {"prompt_tokens": 5}}'
-
+    answer = (200, "application/json", b'{"data": [], "usage": {"prompt_tokens": 5}}')
     workload = OFFLINE["embedding"].resized(requests=3, inputs=5)
 
-    result = run(make_openai(answer=embed), workload)
+    result = run(make_openai(answer=overriding("/v1/embeddings", answer)), workload)
 
     assert result.figures["failures"] == 0
     assert result.figures["total_tok_s"] * result.figures["seconds"] == pytest.approx(15)
 
 
 def test_a_schema_is_really_sent(make_openai: MakeOpenAI) -> None:
-    def chat(path: str, body: dict[str, Any]) -> Answer:
-        is_chat = path == "/v1/chat/completions"
-        return (200, "text/event-stream", completion_events(3)) if is_chat else by_rule(path, body)
-
-    server = make_openai(answer=chat)
+    answer = (200, "text/event-stream", completion_events(3))
+    server = make_openai(answer=overriding("/v1/chat/completions", answer))
     workload = OFFLINE["json-schema"].resized(requests=2)
 
     result = run(server, workload)
@@ -142,11 +139,8 @@ def test_token_counts_come_from_the_server_or_the_finish_reason() -> None:
 
 
 def test_pieces_of_several_tokens_are_noted(make_openai: MakeOpenAI) -> None:
-    def merged(path: str, body: dict[str, Any]) -> Answer:
-        if path == "/v1/models":
-            return by_rule(path, body)
-        events = completion_events(2).replace(b'"completion_tokens": 2', b'"completion_tokens": 6')
-        return 200, "text/event-stream", events
+    events = completion_events(2).replace(b'"completion_tokens": 2', b'"completion_tokens": 6')
+    merged = overriding("/v1/completions", (200, "text/event-stream", events))
 
     result = run(make_openai(answer=merged), SMALL)
 

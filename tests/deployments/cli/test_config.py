@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from remora.deployments.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
-SHIPPED = str(ROOT / "configs" / "smollm2.yaml")
 HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
 
 
@@ -22,7 +21,7 @@ def make_file(tmp_path: Path, text: str) -> str:
 
 
 def test_the_shipped_file_is_valid() -> None:
-    result = CliRunner().invoke(app, ["config", "check", SHIPPED])
+    result = CliRunner().invoke(app, ["config", "check", str(ROOT / "configs" / "smollm2.yaml")])
 
     assert result.exit_code == 0, result.stderr
     assert "valid; serves smollm2-135m-instruct" in result.stdout

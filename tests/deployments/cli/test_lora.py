@@ -63,15 +63,11 @@ def test_a_refusal_is_shown(make_server: MakeServer) -> None:
 
 
 def test_rows_of_ls() -> None:
-    server = {
-        "name": "a",
-        "owner": "api",
-        "source": "/a",
-        "pinned": True,
-        "num_users": 1,
-        "num_uses": 5,
-        "replicas": {"r1": {"state": "loaded"}, "r2": {"state": "known"}},
-    }
-    assert _row(server) == ("a", "loaded 1, known 1", "1", "5", "yes", "api", "/a")
+    replicas = {"r1": {"state": "loaded"}, "r2": {"state": "known"}}
+    loaded = {"name": "a", "owner": "api", "source": "/a", "pinned": True, "replicas": replicas}
     refused = {"name": "b", "owner": "repo", "refused": "truncated"}
+
+    row = _row({**loaded, "num_users": 1, "num_uses": 5})
+
+    assert row == ("a", "loaded 1, known 1", "1", "5", "yes", "api", "/a")
     assert _row(refused) == ("b", "refused", "-", "-", "no", "repo", "truncated")
