@@ -142,6 +142,7 @@ def test_the_head_gives_up_its_weight_and_not_the_embedding_s(
     def remember(model: DecoderModel) -> None:
         head, embedding = model.head.linear.weight, model.embedding.weight
         weights.update(head=(head, head.clone()), embedding=(embedding, embedding.clone()))
+        assert (list(model.head.tensors()) == []) == is_tied
 
     make_native(path, library, prepare=remember).forward.close()
 
