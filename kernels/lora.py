@@ -114,29 +114,28 @@ class LowRankSlots:
 
         x:  [T, I]
         """
-        if rows.tiles is not None:
-            self._add_tiles(x, y, rows.tiles, is_lookup=False)
-        for slot, index in rows.groups:
-            rank = int(self.ranks[slot])
-            if rank > 0:
-                shrunk = x[index] @ self._a_of(slot, rank).T
-                y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
+        self._add(x, y, rows, is_lookup=False)
 
     def add_looked_up(self, token_ids: Tensor, y: Tensor, rows: RowGroups) -> None:
         """Add updates to rows y [T, O] of an embedding lookup (one-hot inputs).
 
         token_ids:  [T], each below I
         """
+        self._add(token_ids, y, rows, is_lookup=True)
+
+    def _add(self, x: Tensor, y: Tensor, rows: RowGroups, *, is_lookup: bool) -> None:
+        """Add updates; `x` holds inputs or token ids."""
         if rows.tiles is not None:
-            self._add_tiles(token_ids, y, rows.tiles, is_lookup=True)
+            self._add_tiles(x, y, rows.tiles, is_lookup=is_lookup)
         for slot, index in rows.groups:
             rank = int(self.ranks[slot])
             if rank > 0:
-                shrunk = self._a_of(slot, rank)[:, token_ids[index]].T
+                a = self._a_of(slot, rank)
+                shrunk = a[:, x[index]].T if is_lookup else x[index] @ a.T
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
 
     def _add_tiles(self, x: Tensor, y: Tensor, tiles: RowTiles, *, is_lookup: bool) -> None:
-        """Add updates with Triton; `x` holds inputs or token ids."""
+        """Add updates with Triton."""
         from remora.kernels.gpu import lora as kernels
 
         _, width, inputs = self.a.shape

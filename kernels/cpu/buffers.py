@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.library import Format, Team
-from remora.kernels.cpu.structs import BatchStruct, CacheStruct, LowRankStruct, RowsStruct
+from remora.kernels.cpu.structs import (
+    BatchStruct,
+    CacheStruct,
+    LowRankStruct,
+    RowsStruct,
+    struct_of,
+)
 from remora.kernels.lora import LowRankSlots
-from remora.kernels.memory import address_of, buffer, is_bf16
+from remora.kernels.memory import buffer, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +54,7 @@ class Rows:
 
     def struct(self) -> RowsStruct:
         """Return the library's view of it."""
-        return RowsStruct(
-            values=self.values.data_ptr(),
-            stride=self.values.shape[1],
-            scales=address_of(self.scales),
-            sums=address_of(self.sums),
-        )
+        return struct_of(RowsStruct, self, stride=self.values.shape[1])
 
 
 class Updates:
@@ -135,15 +136,7 @@ class PagedCache:
 
     def struct(self) -> CacheStruct:
         """Return the library's view of it."""
-        return CacheStruct(
-            data=self.data.data_ptr(),
-            is_bf16=self.is_bf16,
-            is_windowed=self.is_windowed,
-            num_pages=self.data.shape[1],
-            page_size=self.page_size,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-        )
+        return struct_of(CacheStruct, self, num_pages=self.data.shape[1])
 
 
 class Batch:
@@ -180,17 +173,5 @@ class Batch:
 
     def struct(self) -> BatchStruct:
         """Return the library's view of it."""
-        return BatchStruct(
-            token_ids=self.token_ids.ctypes.data,
-            positions=self.positions.ctypes.data,
-            slots=self.slots.ctypes.data,
-            starts=self.starts.ctypes.data,
-            lengths=self.lengths.ctypes.data,
-            table_rows=self.table_rows.ctypes.data,
-            tables=self.tables.data_ptr(),
-            table_stride=self.tables.stride(0),
-            window_slots=self.window_slots.ctypes.data,
-            window_tables=address_of(self.window_tables),
-            logit_index=self.logit_index.ctypes.data,
-            adapters=self.adapters.ctypes.data,
-        )
+        counts = {"num_tokens": 0, "num_sequences": 0, "num_logits": 0}
+        return struct_of(BatchStruct, self, table_stride=self.tables.stride(0), **counts)

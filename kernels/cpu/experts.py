@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from ctypes import byref
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,13 @@ from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.library import Activation, Epilogue
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program, output_of
-from remora.kernels.cpu.structs import ChoicesStruct, RoutingStruct, WeightedStruct, WeightStruct
+from remora.kernels.cpu.structs import (
+    ChoicesStruct,
+    RoutingStruct,
+    WeightedStruct,
+    WeightStruct,
+    struct_of,
+)
 from remora.kernels.memory import address_of, buffer
 from remora.kernels.moe_rules import SILU, Gating, Routing
 
@@ -66,17 +71,7 @@ class Choices:
 
     def struct(self) -> ChoicesStruct:
         """Return the library's view of it."""
-        return ChoicesStruct(
-            num_experts=self.num_experts,
-            top_k=self.top_k,
-            block_rows=BLOCK_ROWS,
-            ids=self.ids.data_ptr(),
-            weights=self.weights.data_ptr(),
-            tokens=self.tokens.data_ptr(),
-            places=self.places.data_ptr(),
-            starts=self.starts.data_ptr(),
-            blocks=self.blocks.data_ptr(),
-        )
+        return struct_of(ChoicesStruct, self, block_rows=BLOCK_ROWS)
 
 
 def route(
@@ -86,31 +81,20 @@ def route(
 
     correction:  [E] float32, added to scores for the choice but not to weights, or None
     """
-    settings = RoutingStruct(
+    settings = struct_of(
+        RoutingStruct,
+        routing,
         num_experts=out.num_experts,
         top_k=out.top_k,
-        is_sigmoid=routing.is_sigmoid,
         by_logits=routing.chooses_by_logits(has_bias=correction is not None),
-        is_normalised=routing.is_normalised,
-        scaling=routing.scaling,
-        num_groups=routing.num_groups,
-        top_groups=routing.top_groups,
-        group_best=routing.group_best,
         correction=address_of(correction),
     )
-    program.add(
-        "route",
-        byref(settings),
-        logits.data_ptr(),
-        logits.shape[1],
-        byref(out.struct()),
-        keeps=(logits, correction, out),
-    )
+    program.add("route", settings, logits, logits.shape[1], out, keeps=(correction,))
 
 
 def sort_pairs(program: Program, choices: Choices) -> None:
     """Sort the token-expert pairs of `route` by expert."""
-    program.add("sort_pairs", byref(choices.struct()), keeps=(choices,))
+    program.add("sort_pairs", choices)
 
 
 def scale_tokens(program: Program, x: Tensor, size: int, out: Rows, choices: Choices) -> None:
@@ -121,16 +105,7 @@ def scale_tokens(program: Program, x: Tensor, size: int, out: Rows, choices: Cho
     if choices.top_k != 1:
         raise ValueError(f"each token has {choices.top_k} experts; only one is supported here")
     program.check_rows(x, out.values)
-    program.add(
-        "weigh",
-        x.data_ptr(),
-        x.shape[1],
-        size,
-        out.format,
-        byref(out.struct()),
-        byref(choices.struct()),
-        keeps=(x, out, choices),
-    )
+    program.add("weigh", x, x.shape[1], size, out.format, out, choices)
 
 
 def gather(program: Program, x: Rows, out: Rows, choices: Choices) -> None:
@@ -139,14 +114,7 @@ def gather(program: Program, x: Rows, out: Rows, choices: Choices) -> None:
         raise ValueError(f"rows {list(x.values.shape)} do not fit {list(out.values.shape)}")
     program.check_rows(x.values)
     program.check_rows(out.values, rows_per_token=choices.top_k)
-    program.add(
-        "gather",
-        x.format,
-        byref(x.struct()),
-        byref(out.struct()),
-        byref(choices.struct()),
-        keeps=(x, out, choices),
-    )
+    program.add("gather", x.format, x, out, choices)
 
 
 def multiply_experts(
@@ -176,14 +144,7 @@ def multiply_experts(
         to = output_of(x, weights[0], out, Epilogue.GATED, activation, limit)
         to.sharpness, to.offset = gating.sharpness, gating.offset
     structs = (WeightStruct * len(weights))(*(each.struct() for each in weights))
-    program.add(
-        "multiply_experts",
-        structs,
-        byref(x.struct()),
-        byref(to),
-        byref(choices.struct()),
-        keeps=(x, weights, out, choices),
-    )
+    program.add("multiply_experts", structs, x, to, choices, keeps=(weights, out))
 
 
 def add_weighted(
@@ -213,4 +174,4 @@ def add_weighted(
         out=out.data_ptr(),
         out_stride=out.shape[1],
     )
-    program.add("weighted", byref(settings), keeps=(x, weights, out, choices))
+    program.add("weighted", settings, keeps=(x, weights, out, choices))

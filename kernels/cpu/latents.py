@@ -6,7 +6,6 @@ Legend: T tokens of a step, N heads, C elements of a latent, P rotary elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
 
 from torch import Tensor
 
@@ -53,14 +52,7 @@ def multiply_heads(
     to = OutputStruct(values=out.data_ptr(), stride=out.shape[1])
     settings = HeadsStruct(num_heads=heads, x_step=x_step, out_step=out_step)
     structs = (WeightStruct * heads)(*(each.struct() for each in weights))
-    program.add(
-        "multiply_heads",
-        byref(settings),
-        structs,
-        byref(x.struct()),
-        byref(to),
-        keeps=(x, weights, out),
-    )
+    program.add("multiply_heads", settings, structs, x, to, keeps=(weights, out))
 
 
 def join_latents(
@@ -99,7 +91,7 @@ def join_latents(
         heads=heads.data_ptr(),
         heads_stride=heads.stride(0),
     )
-    program.add("join_latents", byref(settings), keeps=(absorbed, query, kept, norm, heads))
+    program.add("join_latents", settings, keeps=(absorbed, query, kept, norm, heads))
 
 
 def join_heads(
@@ -112,4 +104,4 @@ def join_heads(
     settings = JoinedStruct(
         x=x.data_ptr(), stride=x.shape[1], step=step, num_heads=num_heads, size=size
     )
-    program.add("join_heads", byref(settings), out.format, byref(out.struct()), keeps=(x, out))
+    program.add("join_heads", settings, out.format, out, keeps=(x,))

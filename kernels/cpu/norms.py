@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from remora.kernels.cpu.structs import NormStruct
-from remora.kernels.memory import address_of
+from remora.kernels.cpu.structs import NormStruct, struct_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +27,5 @@ class NormWeights:
 
     def struct(self) -> NormStruct:
         """Return the library's view of it."""
-        return NormStruct(
-            weight=self.weight.data_ptr(),
-            bias=address_of(self.bias),
-            size=len(self.weight),
-            span=self.span or len(self.weight),
-            is_centered=self.is_centered,
-            epsilon=self.epsilon,
-        )
+        size = len(self.weight)
+        return struct_of(NormStruct, self, size=size, span=self.span or size)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.library import LANES, PANEL, Format, Team
-from remora.kernels.cpu.structs import WeightStruct
-from remora.kernels.memory import Arena, address_of, is_bf16
+from remora.kernels.cpu.structs import WeightStruct, struct_of
+from remora.kernels.memory import Arena, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,7 @@ class PackedWeight:
 
     def struct(self) -> WeightStruct:
         """Return the library's view of it."""
-        return WeightStruct(
-            format=self.format,
-            n=self.n,
-            k=self.k,
-            num_panels=self.num_panels,
-            data=self.data.data_ptr(),
-            bias=address_of(self.bias),
-        )
+        return struct_of(WeightStruct, self)
 
 
 def pack(

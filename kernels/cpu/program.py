@@ -22,6 +22,7 @@ from remora.kernels.cpu.structs import (
     NormStruct,
     OutputStruct,
     RotationStruct,
+    argument_of,
 )
 from remora.kernels.memory import address_of, is_bf16
 
@@ -71,16 +72,7 @@ class Program:
 
         by_position:  look up the position instead of the id, and add the result to `out`
         """
-        self.add(
-            "embed",
-            table.data_ptr(),
-            is_bf16(table),
-            table.shape[1],
-            by_position,
-            out.data_ptr(),
-            out.shape[1],
-            keeps=(table, out),
-        )
+        self.add("embed", table, is_bf16(table), table.shape[1], by_position, out, out.shape[1])
 
     def norm(
         self,
@@ -98,17 +90,7 @@ class Program:
         """
         if adds and out.format is not Format.F32:
             raise ValueError(f"a norm cannot be added to {out.format.name} rows, only to F32")
-        self.add(
-            "norm",
-            on_logits,
-            x.data_ptr(),
-            x.shape[1],
-            byref(weights.struct()),
-            out.format,
-            byref(out.struct()),
-            adds,
-            keeps=(x, weights, out),
-        )
+        self.add("norm", on_logits, x, x.shape[1], weights, out.format, out, adds)
 
     def round(
         self,
@@ -120,17 +102,7 @@ class Program:
         rows_per_token: int = 1,
     ) -> None:
         """Round the first `size` columns of x [T or R, >= size] float32 to the format of `out`."""
-        self.add(
-            "round",
-            on_logits,
-            rows_per_token,
-            x.data_ptr(),
-            x.shape[1],
-            size,
-            out.format,
-            byref(out.struct()),
-            keeps=(x, out),
-        )
+        self.add("round", on_logits, rows_per_token, x, x.shape[1], size, out.format, out)
 
     def update_embedded(self, updates: Updates, out: Tensor) -> None:
         """Add updates of the (transposed) embedding table to the output of `embed`."""
@@ -139,13 +111,7 @@ class Program:
                 f"out has {out.shape[1]} columns; {updates.slots.bounds[-1]} are needed"
             )
         self.check_rows(updates.shrunk, out)
-        self.add(
-            "update_embedded",
-            byref(updates.struct()),
-            out.data_ptr(),
-            out.shape[1],
-            keeps=(updates, out),
-        )
+        self.add("update_embedded", updates, out, out.shape[1])
 
     def shrink(self, x: Tensor, updates: Updates, *, on_logits: bool = False) -> None:
         """Multiply the rows of x [T or R, >= I] that have an adapter with its A.
@@ -155,15 +121,7 @@ class Program:
         if x.shape[1] < updates.slots.a.shape[2]:
             raise ValueError(f"x has {x.shape[1]} columns; {updates.slots.a.shape[2]} are needed")
         self.check_rows(x, updates.shrunk, on_logits=on_logits)
-        self.add(
-            "shrink",
-            on_logits,
-            byref(updates.struct()),
-            x.data_ptr(),
-            is_bf16(x),
-            x.shape[1],
-            keeps=(x, updates),
-        )
+        self.add("shrink", on_logits, updates, x, is_bf16(x), x.shape[1])
 
     def rotate_and_store(
         self,
@@ -206,11 +164,8 @@ class Program:
             key_norm=key_norm,
             keys_are_values=keys_are_values,
         )
-        self.add(
-            "rotate_and_store",
-            byref(settings),
-            keeps=(qkv, cache, cosines, sines, query_factors, norms),
-        )
+        keeps = (qkv, cache, cosines, sines, query_factors, norms)
+        self.add("rotate_and_store", settings, keeps=keeps)
 
     def attend(
         self,
@@ -251,7 +206,7 @@ class Program:
             out_stride=out.shape[1],
             out_is_bf16=is_bf16(out),
         )
-        self.add("attend", byref(attention), keeps=(qkv, cache, out, sinks, slopes))
+        self.add("attend", attention, keeps=(qkv, cache, out, sinks, slopes))
 
     def multiply(
         self,
@@ -278,15 +233,7 @@ class Program:
                 f"updates have {updates.slots.bounds[-1]} columns, the weight {weight.n}"
             )
         to = output_of(x, weight, out, epilogue, activation, limit)
-        self.add(
-            "multiply",
-            on_logits,
-            byref(weight.struct()),
-            byref(x.struct()),
-            byref(to),
-            None if updates is None else byref(updates.struct()),
-            keeps=(x, weight, out, updates),
-        )
+        self.add("multiply", on_logits, weight, x, to, updates, keeps=(out,))
 
     def check_rows(
         self, *tensors: Tensor, on_logits: bool = False, rows_per_token: int = 1
@@ -298,10 +245,15 @@ class Program:
             given = " and ".join(str(len(tensor)) for tensor in tensors)
             raise ValueError(f"tensors have {given} rows; {needed} are needed")
 
-    def add(self, operation: str, *arguments: object, keeps: Iterable[object]) -> None:
-        """Add an operation by its name in the library, and keep alive the memory it points to."""
-        getattr(self._library, f"add_{operation}")(self._pointer, *arguments)
-        self._kept.append(keeps)
+    def add(self, operation: str, *arguments: object, keeps: Iterable[object] = ()) -> None:
+        """Add an operation by its name in the library, and keep alive the memory it points to.
+
+        arguments:  numbers; tensors, structures and objects with a `struct`, passed as addresses
+        keeps:      tensors and objects to which structures among the arguments point
+        """
+        add = getattr(self._library, f"add_{operation}")
+        add(self._pointer, *map(argument_of, arguments))
+        self._kept += [arguments, keeps]
         self._size += 1
 
 

@@ -5,13 +5,40 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_bool, c_float, c_int, c_int64, c_void_p
-from typing import Any
+from ctypes import Structure, byref, c_bool, c_float, c_int, c_int64, c_void_p
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+StructT = TypeVar("StructT", bound=Structure)
+
+
+def struct_of(kind: type[StructT], source: object, **others: object) -> StructT:
+    """Return a structure whose fields are the attributes of `source` with their names, and others.
+
+    Tensors and arrays are passed as addresses.
+    """
+    names = [field[0] for field in kind._fields_ if field[0] not in others]
+    return kind(**{name: _native(getattr(source, name)) for name in names}, **others)
+
+
+def _native(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data
+    return value.data_ptr() if isinstance(value, Tensor) else value
 
 
 def _of(kind: type, *names: str) -> tuple[tuple[str, Any], ...]:
     """Return consecutive fields of one type."""
     return tuple((name, kind) for name in names)
+
+
+def argument_of(value: Any) -> object:
+    """Return an argument of a function of the library: an address of what is not a number."""
+    if hasattr(value, "struct"):
+        value = value.struct()
+    return byref(value) if isinstance(value, Structure) else _native(value)
 
 
 class BatchStruct(Structure):

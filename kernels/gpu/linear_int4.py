@@ -17,13 +17,12 @@ from torch import Tensor
 
 from remora.kernels.gpu.arch import Arch, arch_of
 from remora.kernels.gpu.products import (
-    GROUP,
-    MAX_SPLITS,
+    MANY_ROWS,
     Grid,
     TileLaunch,
     launch_for,
     load_rows,
-    reduce_splits,
+    run_product,
     scaled,
     store_tile,
     table,
@@ -31,7 +30,6 @@ from remora.kernels.gpu.products import (
 )
 from remora.kernels.quant_formats import MAX_HALF, Int4Weight
 
-MANY_ROWS = 128
 # A block of inputs is a run of at most 128. 4-bit weights are small, so there are more stages.
 LAUNCHES = table(
     TileLaunch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=6),
@@ -56,43 +54,26 @@ MAGIC = {
 
 def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, y: Tensor) -> None:
     """Compute `linear_quant` with an int4 weight into `y`."""
-    (rows, inputs), columns = x.shape, len(weight.values)
+    rows, inputs = x.shape
     assert x.stride(1) == 1
-    arch = arch_of(x.device)
-    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(LAUNCHES, arch, rows)
-    most = MAX_SPLITS if launch.rows < MANY_ROWS else 1
-    grid = Grid.of(launch, rows, columns, inputs, most=most)
-    sums = None
-    if grid.splits > 1:
-        sums = x.new_empty((grid.splits, rows, columns), dtype=torch.float32)
+    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(LAUNCHES, arch_of(x.device), rows)
     bits, value = MAGIC[x.dtype]
-    run = 2 * weight.half
-    int4_kernel[(grid.tiles, grid.splits)](
+    run_product(
+        int4_kernel,
+        launch,
+        Grid.of(launch, rows, len(weight.values), inputs),
         x,
-        weight.values,
-        weight.scales,
-        weight.zeros,
-        bias if sums is None else None,
-        y if sums is None else sums,
-        rows,
-        columns,
-        inputs,
-        x.stride(0),
-        weight.values.shape[1],
-        len(weight.scales),
-        grid.split_len,
-        R=launch.rows,
-        C=launch.columns,
+        (weight.values, weight.scales, weight.zeros),
+        bias,
+        y,
+        strides=(x.stride(0), weight.values.shape[1], len(weight.scales)),
+        weight_bytes=0.5,
         H=weight.half,
         GROUP_SIZE=weight.group_size,
         MAGIC_BITS=bits,
         MAGIC=value,
-        GROUP=GROUP,
-        IS_EVEN=inputs % run == 0,
-        **launch.options(arch, x.itemsize, 0.5),
+        IS_EVEN=inputs % (2 * weight.half) == 0,
     )
-    if sums is not None:
-        reduce_splits(sums, y, bias=bias)
 
 
 @triton.jit

@@ -9,18 +9,16 @@ Legend, and suffixes of blocks: as in `products.py`.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.gpu.arch import arch_of
 from remora.kernels.gpu.products import (
-    GROUP,
+    Grid,
     TileLaunch,
     load_rows,
     load_weights,
-    reduce_splits,
+    run_product,
     scaled,
     store_tile,
     tile_of,
@@ -42,29 +40,21 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     launch = LAUNCH if x.itemsize == 2 else WIDE_LAUNCH
     tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
     parts = triton.cdiv(inputs, PART)
-    sums = None
-    if parts > 1 and tiles < ENOUGH_TILES:
-        sums = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
-    invariant_kernel[(tiles, 1 if sums is None else parts)](
+    is_divided = parts > 1 and tiles < ENOUGH_TILES
+    run_product(
+        invariant_kernel,
+        launch,
+        Grid(tiles, parts, PART) if is_divided else Grid(tiles, 1, inputs),
         x,
-        weight,
-        bias if sums is None else None,
-        y if sums is None else sums,
-        rows,
-        columns,
-        inputs,
-        x.stride(0),
-        inputs if sums is None else PART,
+        (weight,),
+        bias,
+        y,
+        strides=(x.stride(0),),
+        weight_bytes=x.itemsize,
         PART=PART,
-        R=launch.rows,
-        C=launch.columns,
         K=launch.inputs,
-        GROUP=GROUP,
         IS_EVEN=inputs % launch.inputs == 0,
-        **launch.options(arch_of(x.device), x.itemsize, x.itemsize),
     )
-    if sums is not None:
-        reduce_splits(sums, y, bias=bias)
 
 
 @triton.jit

@@ -19,14 +19,13 @@ from torch import Tensor
 from remora.kernels.gpu import linear_int4
 from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
 from remora.kernels.gpu.products import (
-    GROUP,
-    MAX_SPLITS,
+    MANY_ROWS,
     Grid,
     TileLaunch,
     launch_for,
     load_rows,
     load_weights,
-    reduce_splits,
+    run_product,
     scaled,
     step_of,
     store_tile,
@@ -43,7 +42,6 @@ from remora.kernels.quant_formats import (
     QuantisedWeight,
 )
 
-MANY_ROWS = 128
 # Decode is bound by reading weights: blocks of 16 KiB, with enough stages for 32 KiB or more in
 # flight per multiprocessor. Prefill has the largest tiles that fit into registers.
 LAUNCHES = table(
@@ -107,34 +105,21 @@ def multiply_scaled(
     w_scales:  [columns]
     y:         [rows, columns], overwritten
     """
-    (rows, inputs), columns = x.shape, len(w)
-    launch = launch_for(LAUNCHES, arch_of(x.device), rows)
-    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
-    to, sums = y, None
-    if grid.splits > 1:
-        dtype = torch.int32 if x.dtype == torch.int8 else torch.float32
-        to = sums = torch.empty((grid.splits, rows, columns), dtype=dtype, device=x.device)
-    scaled_kernel[(grid.tiles, grid.splits)](
+    launch = launch_for(LAUNCHES, arch_of(x.device), len(x))
+    run_product(
+        scaled_kernel,
+        launch,
+        Grid.of(launch, len(x), *w.shape),
         x,
-        w,
-        None if sums is not None else x_scales,
-        None if sums is not None else w_scales,
-        None if sums is not None else bias,
-        to,
-        rows,
-        columns,
-        inputs,
-        step_of(x_scales),
-        grid.split_len,
-        R=launch.rows,
-        C=launch.columns,
+        (w,),
+        bias,
+        y,
+        strides=(step_of(x_scales),),
+        scales=(x_scales, w_scales),
+        weight_bytes=1,
         K=launch.inputs,
-        GROUP=GROUP,
-        IS_EVEN=inputs % launch.inputs == 0,
-        **launch.options(arch_of(x.device), 1, 1),
+        IS_EVEN=x.shape[1] % launch.inputs == 0,
     )
-    if sums is not None:
-        reduce_splits(sums, y, x_scales, w_scales, bias)
 
 
 def multiply_blocks(
@@ -145,76 +130,43 @@ def multiply_blocks(
     x:         [rows, inputs]
     x_scales:  [groups, rows]
     """
-    (rows, inputs), columns = x.shape, len(weight.values)
-    launch = launch_for(BLOCK_LAUNCHES, arch_of(x.device), rows)
-    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
-    sums = sums_of(grid, x, columns)
-    blocks_kernel[(grid.tiles, grid.splits)](
+    launch = launch_for(BLOCK_LAUNCHES, arch_of(x.device), len(x))
+    run_product(
+        blocks_kernel,
+        launch,
+        Grid.of(launch, len(x), *weight.values.shape),
         x,
-        x_scales,
-        weight.values,
-        weight.scales,
-        bias if sums is None else None,
-        y if sums is None else sums,
-        rows,
-        columns,
-        inputs,
-        grid.split_len,
-        R=launch.rows,
-        C=launch.columns,
+        (x_scales, weight.values, weight.scales),
+        bias,
+        y,
+        weight_bytes=1,
         K=BLOCK,
-        GROUP=GROUP,
-        IS_EVEN=inputs % BLOCK == 0,
-        **launch.options(arch_of(x.device), 1, 1),
+        IS_EVEN=x.shape[1] % BLOCK == 0,
     )
-    if sums is not None:
-        reduce_splits(sums, y, bias=bias)
 
 
 def multiply_widened(
     x: Tensor, weight: Fp8Weight | Fp8BlockWeight, bias: Tensor | None, y: Tensor
 ) -> None:
     """Multiply rows with a float8 weight that is widened in registers."""
-    (rows, inputs), columns = x.shape, len(weight.values)
     assert x.stride(1) == 1
     arch = arch_of(x.device)
-    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(WIDENED_LAUNCHES, arch, rows)
-    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
-    sums = sums_of(grid, x, columns)
-    widened_kernel[(grid.tiles, grid.splits)](
+    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(WIDENED_LAUNCHES, arch, len(x))
+    run_product(
+        widened_kernel,
+        launch,
+        Grid.of(launch, len(x), *weight.values.shape),
         x,
-        weight.values.view(torch.uint8),
-        weight.scales,
-        bias if sums is None else None,
-        y if sums is None else sums,
-        rows,
-        columns,
-        inputs,
-        x.stride(0),
-        grid.split_len,
-        R=launch.rows,
-        C=launch.columns,
+        (weight.values.view(torch.uint8), weight.scales),
+        bias,
+        y,
+        strides=(x.stride(0),),
+        weight_bytes=1,
         K=launch.inputs,
         BLOCK=BLOCK,
         HAS_BLOCKS=isinstance(weight, Fp8BlockWeight),
-        GROUP=GROUP,
-        IS_EVEN=inputs % launch.inputs == 0,
-        **launch.options(arch, x.itemsize, 1),
+        IS_EVEN=x.shape[1] % launch.inputs == 0,
     )
-    if sums is not None:
-        reduce_splits(sums, y, bias=bias)
-
-
-def most_splits(launch: TileLaunch) -> int:
-    """Return the largest number of splits: products of many rows have enough tiles."""
-    return MAX_SPLITS if launch.rows < MANY_ROWS else 1
-
-
-def sums_of(grid: Grid, x: Tensor, columns: int) -> Tensor | None:
-    """Return memory for the sums of splits; None for a single split."""
-    if grid.splits == 1:
-        return None
-    return x.new_empty((grid.splits, len(x), columns), dtype=torch.float32)
 
 
 @triton.jit

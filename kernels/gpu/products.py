@@ -10,16 +10,19 @@ Legend, and suffixes of blocks: R rows of a tile, C columns of y (outputs), K in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.gpu.arch import Arch
+from remora.kernels.gpu.arch import Arch, arch_of
 
 WANTED_PROGRAMS = 264  # two per multiprocessor of an H200
+MANY_ROWS = 128
 MIN_STEPS, MAX_SPLITS = 4, 8  # least blocks of inputs per split; most splits
 REDUCED = 512  # columns of a program that adds splits
 GROUP = 8  # tiles of rows that share a weight in the L2 cache
@@ -62,11 +65,12 @@ class Grid:
     split_len: int
 
     @classmethod
-    def of(cls, launch: TileLaunch, rows: int, columns: int, inputs: int, *, most: int) -> Grid:
-        """Divide a product into tiles and at most `most` splits."""
+    def of(cls, launch: TileLaunch, rows: int, columns: int, inputs: int) -> Grid:
+        """Divide a product into tiles and splits; products of many rows have enough tiles."""
         tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
         steps = triton.cdiv(inputs, launch.inputs)
         wanted = triton.cdiv(WANTED_PROGRAMS, tiles)
+        most = MAX_SPLITS if launch.rows < MANY_ROWS else 1
         splits = max(1, min(most, wanted, steps // MIN_STEPS))
         split_len = triton.cdiv(steps, splits) * launch.inputs
         return cls(tiles, triton.cdiv(inputs, split_len), split_len)
@@ -94,12 +98,60 @@ def launch_for(launches: Launches, arch: Arch, rows: int) -> TileLaunch:
     return next((launch for launch in of_arch if launch.rows >= rows), of_arch[-1])
 
 
+def run_product(
+    kernel: Any,
+    launch: TileLaunch,
+    grid: Grid,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    bias: Tensor | None,
+    y: Tensor,
+    *,
+    strides: Sequence[int] = (),
+    scales: tuple[Tensor, Tensor] | tuple[()] = (),
+    weight_bytes: float,
+    **constants: Any,
+) -> None:
+    """Launch a kernel that computes tiles of y [rows, columns], and add splits.
+
+    kernel:        takes x, operands, scales (None with splits), bias (None with splits), y or the
+                   sums of splits, rows, columns, inputs, strides, the length of a split, constants
+    scales:        of rows and of columns, which the kernel applies to its sum; int8 rows have sums
+                   of int32
+    weight_bytes:  bytes of a weight's element in memory
+    """
+    (rows, inputs), columns = x.shape, y.shape[1]
+    sums = None
+    if grid.splits > 1:
+        dtype = torch.int32 if x.dtype == torch.int8 else torch.float32
+        sums = x.new_empty((grid.splits, rows, columns), dtype=dtype)
+    kernel[(grid.tiles, grid.splits)](
+        x,
+        *operands,
+        *(scales if sums is None else (None,) * len(scales)),
+        bias if sums is None else None,
+        y if sums is None else sums,
+        rows,
+        columns,
+        inputs,
+        *strides,
+        grid.split_len,
+        R=launch.rows,
+        C=launch.columns,
+        GROUP=GROUP,
+        **constants,
+        **launch.options(arch_of(x.device), x.itemsize, weight_bytes),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, bias, *scales)
+
+
 def reduce_splits(
     sums: Tensor,
     y: Tensor,
+    bias: Tensor | None,
     row_scales: Tensor | None = None,
     column_scales: Tensor | None = None,
-    bias: Tensor | None = None,
 ) -> None:
     """Add splits in order, scale the sum and add a bias.
 

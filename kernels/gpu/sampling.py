@@ -59,13 +59,9 @@ def choose(
     bests = torch.empty(num_rows, dtype=torch.float32, device=device)
     totals = torch.empty(num_rows, dtype=torch.float64, device=device)
     bounds = torch.empty(num_rows, dtype=torch.float32, device=device)
+    rows = (logits, temperature, uniforms, top_k, top_p, min_p)
     bound_kernel[(num_rows,)](
-        logits,
-        temperature,
-        uniforms,
-        top_k,
-        top_p,
-        min_p,
+        *rows,
         maxima,
         masses,
         ids,
@@ -82,12 +78,7 @@ def choose(
     )
     offsets, counts, _ = compact(logits, temperature, bounds, None)
     draw_kernel[(num_rows,)](
-        logits,
-        temperature,
-        uniforms,
-        top_k,
-        top_p,
-        min_p,
+        *rows,
         bests,
         totals,
         bounds,
