@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,23 +16,19 @@ def test_tokens_are_chosen_by_the_torch_code() -> None:
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(size=(3, 200)).astype(np.float32))
     logits[2, 5] = torch.nan
-    temperature = np.array([0, 1, 1], np.float32)
-    uniforms, top_p = rng.random(3), np.array([1, 0.5, 1])
-    top_k, min_p = np.array([0, 40, 0]), np.zeros(3, np.float32)
-    expected = sampling.choose(
-        logits.clone(), temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
-    )
+    params: dict[str, Any] = {
+        "temperature": np.array([0, 1, 1], np.float32),
+        "uniforms": rng.random(3),
+        "top_k": np.array([0, 40, 0]),
+        "top_p": np.array([1, 0.5, 1]),
+        "min_p": np.zeros(3, np.float32),
+    }
+    expected, _ = sampling.choose(logits.clone(), **params)
 
-    ids, is_good = choose_on_device(
-        logits,
-        torch.from_numpy(temperature),
-        torch.from_numpy(uniforms),
-        top_k=torch.from_numpy(top_k),
-        top_p=torch.from_numpy(top_p),
-        min_p=torch.from_numpy(min_p),
-    )
+    on_device = {name: torch.from_numpy(values) for name, values in params.items()}
+    ids, is_good = choose_on_device(logits, **on_device)
 
-    assert ids[:2].tolist() == expected[0][:2].tolist()
+    assert ids[:2].tolist() == expected[:2].tolist()
     assert is_good.tolist() == [True, True, False]
 
 

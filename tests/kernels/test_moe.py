@@ -98,7 +98,7 @@ def test_routing_is_what_its_words_say(
     has_bias: bool,
     data: st.DataObject,
 ) -> None:
-    """Token by token, in python's words."""
+    """Token by token, in Python."""
     torch.manual_seed(data.draw(st.integers(0, 99)))
     top_groups = data.draw(st.integers(1, groups))
     routing = Routing(

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,51 +23,53 @@ def make_rows(
     return torch.randn(len(lens), num_heads, 16).to(dtype), pages, tables, padded
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (7, 1)])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("window", "max_slots"), [(None, 4096), (None, 40), (5, 4096), (33, 1)])
-def test_decode_agrees_with_naive_attention_on_ragged_rows(
-    dtype: torch.dtype,
-    num_heads: int,
-    num_kv_heads: int,
-    page_size: int,
-    window: int | None,
-    max_slots: int,
+def check(
+    lens: list[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    max_slots: int = 4096,
+    **rule: Any,
 ) -> None:
-    lens = [1, 2, 16, 17, 31, 100]
-    query, pages, tables, padded = make_rows(lens, page_size, num_heads, num_kv_heads, dtype)
+    """Compare with naive attention; `rule` as in `attend_naively`."""
+    query, pages, tables, padded = make_rows(lens, page_size, *heads, dtype)
 
-    plan = plan_decode(
-        padded, torch.tensor(lens), page_size=page_size, window=window, max_slots=max_slots
-    )
+    plan = plan_decode(padded, torch.tensor(lens), page_size=page_size, max_slots=max_slots, **rule)
     attended = attend_decode(query, pages, plan, scale=0.25)
 
     assert attended.dtype == dtype
     for row, length in enumerate(lens):
-        expected = attend_naively(
-            query[row], pages, tables[row], length - 1, scale=0.25, window=window
-        )
+        expected = attend_naively(query[row], pages, tables[row], length - 1, scale=0.25, **rule)
         torch.testing.assert_close(
             attended[row].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (7, 1)])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("window", "max_slots"), [(None, 4096), (None, 40), (5, 4096), (33, 1)])
+def test_decode_agrees_with_naive_attention_on_ragged_rows(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    page_size: int,
+    window: int | None,
+    max_slots: int,
+) -> None:
+    check(
+        [1, 2, 16, 17, 31, 100],
+        heads=heads,
+        page_size=page_size,
+        dtype=dtype,
+        max_slots=max_slots,
+        window=window,
+    )
+
+
 @pytest.mark.parametrize("chunk", [1, 8, 15, 32])
 def test_decode_in_chunks_agrees_with_naive_attention(chunk: int) -> None:
-    lens = [1, 15, 16, 17, 32, 33, 64]
-    query, pages, tables, padded = make_rows(lens, 16, 4, 2, torch.float32)
-
-    plan = plan_decode(
-        padded, torch.tensor(lens), page_size=16, window=chunk, chunked=True, max_slots=4096
-    )
-    attended = attend_decode(query, pages, plan, scale=0.25)
-
-    for row, length in enumerate(lens):
-        expected = attend_naively(
-            query[row], pages, tables[row], length - 1, scale=0.25, window=chunk, chunked=True
-        )
-        torch.testing.assert_close(attended[row].double(), expected, atol=1e-5, rtol=1e-5)
+    check([1, 15, 16, 17, 32, 33, 64], window=chunk, chunked=True)
 
 
 def test_rows_of_like_length_share_a_bucket_and_a_long_one_does_not_join_them() -> None:

@@ -141,8 +141,7 @@ class Attending:
         width = self._heads.num_heads * self._heads.head_dim
         guard = torch.tensor(GUARD, dtype=self._heads.dtype)
         assert (self._out[num_tokens] == guard).all(), "the row after the last was written to"
-        beyond = self._out[:num_tokens, width:]
-        assert (beyond == guard).all(), "columns after the last were written to"
+        assert (self._out[:num_tokens, width:] == guard).all(), "columns were written to"
         shape = (num_tokens, self._heads.num_heads, self._heads.head_dim)
         heads = self._out[:num_tokens, :width].view(shape)
         parts = torch.split(heads.clone(), [len(chunk) for chunk in chunks.values()] or [0])

@@ -16,6 +16,7 @@ from tests.kernels.cpu.attending import MOST, Attending, Heads, attend_densely, 
 # (2^-8 of it) does to a weight stays below 1%, and to a sum of values of about 1 below that.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
+BOTH_DTYPES = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @st.composite
@@ -65,7 +66,7 @@ def test_attention_is_that_over_the_whole_sequence(
     check(team, heads, sequences, seed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300])
 def test_decoding_agrees_at_the_edges_of_groups_tiles_and_pages(
     team: Team, length: int, dtype: torch.dtype
@@ -73,7 +74,7 @@ def test_decoding_agrees_at_the_edges_of_groups_tiles_and_pages(
     check(team, Heads(dtype=dtype, page_size=32), [(length - 1, 1), (0, length)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize(
     "rule",
     [
@@ -95,7 +96,7 @@ def test_every_instruction_set_knows_every_rule(
     check(each_team, Heads(dtype=dtype, **rule), [(0, 1), (150, 1), (40, 77), (0, 20)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("heads_per_kv", [1, 3, 8])
 def test_chunks_give_the_bits_of_the_whole(
@@ -110,7 +111,7 @@ def test_chunks_give_the_bits_of_the_whole(
     assert torch.equal(run_in_chunks(each_team, heads, qkv, [1, 6, 64, 13, 17, 49], seed=9), whole)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("window", [None, 30])
 def test_company_and_threads_change_no_bit(
     library: Library, team: Team, window: int | None, dtype: torch.dtype
@@ -131,7 +132,7 @@ def test_company_and_threads_change_no_bit(
     single.close()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("head_dim", [8, 80])
 def test_what_earlier_owners_left_in_a_page_changes_nothing(
@@ -148,7 +149,7 @@ def test_what_earlier_owners_left_in_a_page_changes_nothing(
         assert torch.equal(attended[i], expected[i])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_stored_is_finite(each_team: Team, bad: float, dtype: torch.dtype) -> None:
     heads = Heads(dtype=dtype)
@@ -163,7 +164,7 @@ def test_what_is_stored_is_finite(each_team: Team, bad: float, dtype: torch.dtyp
         assert (stored[5, :, 3].abs() > 1e38).all() == (bad == bad)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 def test_a_page_that_held_nan_is_safe_for_its_next_owner(
     each_team: Team, dtype: torch.dtype
 ) -> None:
@@ -179,7 +180,7 @@ def test_a_page_that_held_nan_is_safe_for_its_next_owner(
     assert torch.equal(attending.step({1: qkv})[1], expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@BOTH_DTYPES
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("head_dim", [8, 64, 80])
 def test_keys_and_values_are_stored_where_the_table_says(

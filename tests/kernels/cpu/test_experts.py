@@ -24,7 +24,6 @@ from remora.kernels.cpu.experts import (
     sort_pairs,
 )
 from remora.kernels.cpu.library import Epilogue, Format, Team
-from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program
 from remora.kernels.moe import through_gates
 from remora.kernels.moe_routing import route_reference
@@ -97,11 +96,6 @@ def test_what_is_not_finite_is_seen_in_the_weights(
     assert found.weights[1].isnan().any()
 
 
-def begins_of_blocks(starts: Tensor) -> list[int]:
-    ranges = itertools.pairwise(starts.tolist())
-    return [block for first, last in ranges for block in range(first, last, BLOCK_ROWS)]
-
-
 @given(st.integers(1, 40) | st.integers(190, 600), st.integers(1, 12), st.data())
 def test_pairs_are_sorted_by_expert_and_by_token(
     team: Team, num_tokens: int, num_experts: int, data: st.DataObject
@@ -117,31 +111,24 @@ def test_pairs_are_sorted_by_expert_and_by_token(
     assert torch.equal(found.tokens[: len(ids)].long(), order // top_k)
     counts = torch.bincount(ids, minlength=num_experts)
     assert torch.equal(found.starts.long(), F.pad(counts.cumsum(0), (1, 0)))
-    blocks = begins_of_blocks(found.starts)
+    ranges = itertools.pairwise(found.starts.tolist())
+    blocks = [block for first, last in ranges for block in range(first, last, BLOCK_ROWS)]
     most = Choices.allocate(num_tokens=num_tokens, num_experts=num_experts, top_k=top_k)
     found_blocks = found.blocks[: len(most.blocks)].tolist()
     assert found_blocks == blocks + [-1] * (len(most.blocks) - len(blocks))
 
 
-def chosen(num_tokens: int, num_experts: int, top_k: int, *, skewed: bool = False) -> Choices:
-    """Choose at random, or all tokens the same experts, sorted as the library does."""
+def chosen(
+    team: Team, num_tokens: int, num_experts: int, top_k: int, *, skewed: bool = False
+) -> Choices:
+    """Choose at random, or all tokens the same experts, and sort the pairs."""
     choices = Choices.allocate(num_tokens=num_tokens, num_experts=num_experts, top_k=top_k)
     scores = torch.rand(1 if skewed else num_tokens, num_experts).expand(num_tokens, -1)
     choices.ids[:] = scores.topk(top_k).indices
     choices.weights[:] = torch.rand(num_tokens, top_k)
-    ids = choices.ids.flatten().long()
-    order = ids.argsort(stable=True)
-    choices.places.view(-1)[order] = torch.arange(len(ids), dtype=torch.int32)
-    choices.tokens[:] = (order // top_k).int()
-    counts = torch.bincount(ids, minlength=num_experts)
-    choices.starts[1:] = counts.cumsum(0)
-    blocks = begins_of_blocks(choices.starts)
-    choices.blocks.fill_(-1)[: len(blocks)] = torch.tensor(blocks)
+    with one_step(team, num_tokens) as program:
+        sort_pairs(program, choices)
     return choices
-
-
-def pack_all(team: Team, weights: Tensor, format: Format, *, gated: bool) -> list[PackedWeight]:
-    return [pack_alone(team, weight, None, format, gated=gated) for weight in weights]
 
 
 @pytest.mark.parametrize("format", Format)
@@ -157,8 +144,8 @@ def test_each_row_is_multiplied_with_its_expert_s_weight(
     size, inner = 70, 40
     x = torch.randn(num_tokens, size)
     weights = torch.randn(num_experts, 2 * inner, size)
-    choices = chosen(num_tokens, num_experts, top_k, skewed=skewed)
-    packed = pack_all(each_team, weights, format, gated=True)
+    choices = chosen(each_team, num_tokens, num_experts, top_k, skewed=skewed)
+    packed = [pack_alone(each_team, weight, None, format, gated=True) for weight in weights]
     rows = make_rows(each_team, format, x)
     gathered = Rows.allocate(each_team, format, num_tokens * top_k + 1, size)
     out = torch.full((num_tokens * top_k + 1, packed[0].out_columns), GUARD)
@@ -198,7 +185,7 @@ def test_many_experts_in_long_steps_are_a_number_of_chunks_that_a_team_can_count
 
 @pytest.mark.parametrize("format", Format)
 def test_what_an_expert_reads_is_weighed_once(each_team: Team, format: Format) -> None:
-    x, choices = torch.randn(5, 70), chosen(5, 4, 1)
+    x, choices = torch.randn(5, 70), chosen(each_team, 5, 4, 1)
     weights = choices.weights.clone()
     rows = Rows.allocate(each_team, format, 6, 70)
 
@@ -222,7 +209,7 @@ def test_gates_let_through_what_their_rule_says(
     x[4, 0] = math.nan
     packed = pack_alone(each_team, weight, bias, format, gated=True)
     rows = make_rows(each_team, format, x)
-    choices = chosen(5, 1, 1)
+    choices = chosen(each_team, 5, 1, 1)
     out = torch.empty(5, packed.out_columns)
 
     with one_step(each_team, 5) as program:
@@ -238,7 +225,7 @@ def test_gates_let_through_what_their_rule_says(
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_rows_are_added_with_their_weights(each_team: Team, size: int, top_k: int) -> None:
     torch.manual_seed(size)
-    choices, x = chosen(9, 6, top_k), torch.randn(9 * top_k, size + 2)
+    choices, x = chosen(each_team, 9, 6, top_k), torch.randn(9 * top_k, size + 2)
     start = torch.randn(10, size + 1)
     out = start.clone()
 
@@ -262,7 +249,7 @@ def test_a_token_s_only_row_is_added_with_its_weight(team: Team) -> None:
 
 
 def test_weights_of_several_shapes_are_refused(team: Team) -> None:
-    choices, x = chosen(2, 2, 1), Rows.of(torch.zeros(2, 32))
+    choices, x = chosen(team, 2, 2, 1), Rows.of(torch.zeros(2, 32))
     weights = [pack_alone(team, torch.zeros(n, 32), None, Format.F32) for n in (32, 16)]
     program = Program(team, make_batch(2))
 

@@ -24,14 +24,13 @@ SIZES = [1, 15, 16, 17, 64, 70, 96, 200]
 
 
 def run_norm(
-    team: Team, x: Tensor, weight: Tensor, format: Format, wanted: list[int] | None = None
+    team: Team, x: Tensor, norm: NormWeights, format: Format, wanted: list[int] | None = None
 ) -> Rows:
     """Normalise every row of x, or those wanted, as rows of logits."""
     count = len(x) if wanted is None else len(wanted)
-    rows = Rows.allocate(team, format, count + 1, len(weight))
+    rows = Rows.allocate(team, format, count + 1, len(norm.weight))
     batch = make_batch(len(x) + count)
     program = Program(team, batch)
-    norm = NormWeights(weight=weight, epsilon=NORM_EPS)
     program.norm(x, norm, rows, on_logits=wanted is not None)
     if wanted is not None:
         batch.logit_index[:count] = wanted
@@ -58,7 +57,7 @@ def test_norm_is_that_of_torch_in_the_format_of_the_rows(
     torch.manual_seed(size)
     x, weight = torch.randn(9, size + 3), torch.randn(size)
 
-    rows = run_norm(each_team, x, weight, format)
+    rows = run_norm(each_team, x, NormWeights(weight=weight, epsilon=NORM_EPS), format)
 
     expected = rms_norm(x[:, :size].double(), weight.double(), NORM_EPS)
     error = (read_rows(rows, size)[:9] - expected).abs()
@@ -73,15 +72,13 @@ def test_layer_norm_is_that_of_torch(
 ) -> None:
     x, weight = torch.randn(9, size) + 3, torch.randn(size)
     bias = torch.randn(size) if has_bias else None
-    rows = Rows.allocate(each_team, format, 9, size)
+    norm = NormWeights(weight=weight, bias=bias, epsilon=NORM_EPS, is_centered=True)
 
-    with one_step(each_team, 9) as program:
-        norm = NormWeights(weight=weight, bias=bias, epsilon=NORM_EPS, is_centered=True)
-        program.norm(x, norm, rows)
+    rows = run_norm(each_team, x, norm, format)
 
     exact_bias = None if bias is None else bias.double()
     expected = F.layer_norm(x.double(), (size,), weight.double(), exact_bias, NORM_EPS)
-    error = (read_rows(rows, size) - expected).abs()
+    error = (read_rows(rows, size)[:9] - expected).abs()
     # What is subtracted was rounded at the size of x.
     assert (error <= 8 * tolerance(format, expected)).all()
 
@@ -111,16 +108,19 @@ def test_a_norm_is_added_to_floats_only(team: Team) -> None:
 
 @pytest.mark.parametrize("format", Format)
 def test_norm_on_logits_takes_the_rows_that_are_wanted(team: Team, format: Format) -> None:
-    x, weight, wanted = torch.randn(30, 70), torch.randn(70), [29, 0, 7, 7]
+    x, norm = torch.randn(30, 70), NormWeights(weight=torch.randn(70), epsilon=NORM_EPS)
+    wanted = [29, 0, 7, 7]
 
-    gathered = read_rows(run_norm(team, x, weight, format, wanted), 70)
-    everything = read_rows(run_norm(team, x, weight, format), 70)
+    gathered = read_rows(run_norm(team, x, norm, format, wanted), 70)
+    everything = read_rows(run_norm(team, x, norm, format), 70)
 
     assert torch.equal(gathered[:4], everything[wanted])
 
 
 def test_norm_of_zeros_is_zero(team: Team) -> None:
-    assert not run_norm(team, torch.zeros(2, 40), torch.ones(40), Format.F32).values.any()
+    norm = NormWeights(weight=torch.ones(40), epsilon=NORM_EPS)
+
+    assert not run_norm(team, torch.zeros(2, 40), norm, Format.F32).values.any()
 
 
 def test_more_operations_than_one_job_holds_run_in_order(team: Team) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.benchmarks.gpu import engine
 from tests.benchmarks.gpu.shapes import TINY_MOE
 from tests.benchmarks.gpu.workers import findings
@@ -49,11 +51,10 @@ def measure(part: str, tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def worker(first: int) -> Sequence[str]:
-    return [sys.executable, "-c", WORKER, str(first)]
-
-
 def test_what_ends_or_hangs_a_worker_does_not_end_the_rest() -> None:
+    def worker(first: int) -> Sequence[str]:
+        return [sys.executable, "-c", WORKER, str(first)]
+
     found = list(findings(worker, silence_s=5, until=time.monotonic() + 60))
 
     assert found == [
@@ -66,31 +67,21 @@ def test_what_ends_or_hangs_a_worker_does_not_end_the_rest() -> None:
     ]
 
 
-def test_all_ends_when_the_time_is_up() -> None:
-    started = time.monotonic()
+@pytest.mark.parametrize(
+    ("program", "time_s", "failures"),
+    [
+        ("import time; time.sleep(60)", 1, ["the time was up"]),
+        ("raise SystemExit(3)", 60, 4 * ["the process ended with 3"]),
+    ],
+)
+def test_workers_that_only_hang_or_die_are_given_up(
+    program: str, time_s: float, failures: list[str]
+) -> None:
+    command = [sys.executable, "-c", program]
 
-    found = list(
-        findings(
-            lambda first: [sys.executable, "-c", "import time; time.sleep(60)"],
-            silence_s=60,
-            until=started + 1,
-        )
-    )
+    found = findings(lambda first: command, silence_s=60, until=time.monotonic() + time_s)
 
-    assert found == [{"failure": "FAILED: the time was up"}]
-    assert time.monotonic() - started < 20
-
-
-def test_workers_that_only_die_are_given_up() -> None:
-    found = list(
-        findings(
-            lambda first: [sys.executable, "-c", "raise SystemExit(3)"],
-            silence_s=60,
-            until=time.monotonic() + 60,
-        )
-    )
-
-    assert found == 4 * [{"failure": "FAILED: the process ended with 3"}]
+    assert list(found) == [{"failure": f"FAILED: {failure}"} for failure in failures]
 
 
 def test_a_decode_step_is_held_against_the_experts_that_its_rows_choose() -> None:

@@ -13,6 +13,11 @@ from tests.kernels.gpu.devices import interpreted_only, poisoned
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FP8 = torch.float8_e4m3fn
+FORMATS = pytest.mark.parametrize(
+    ("dtype", "quantised"),
+    [(dtype, each) for dtype in DTYPES for each in (None, *GREATEST)],
+    ids=str,
+)
 
 
 def make_pages(
@@ -77,13 +82,11 @@ def test_tokens_land_in_their_slots_as_torch_puts_them(
 ) -> None:
     torch.manual_seed(dim)
     key, value = torch.randn(2, len(slots), num_heads, dim).to(dtype)
-    store_and_check(
-        key, value, torch.tensor(slots, dtype=torch.int64), quantised or dtype, page_size=page_size
-    )
+    at = torch.tensor(slots, dtype=torch.int64)
+    store_and_check(key, value, at, quantised or dtype, page_size=page_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
+@FORMATS
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_heads_in_a_projection_are_stored(
     device: str, dtype: torch.dtype, quantised: torch.dtype | None, page_size: int
@@ -95,8 +98,7 @@ def test_heads_in_a_projection_are_stored(
     store_and_check(fused[:, 4:12], fused[:, 12:], slots, quantised or dtype, page_size=page_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
+@FORMATS
 def test_what_is_stored_is_finite(
     device: str, dtype: torch.dtype, quantised: torch.dtype | None
 ) -> None:

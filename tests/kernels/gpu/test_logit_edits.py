@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from remora.kernels.grammar_mask import mask_tokens, mask_tokens_on_device
 from remora.kernels.sampling import add_at, penalize
@@ -19,37 +18,21 @@ INF = float("inf")
 RELATIVE, ABSOLUTE = 2**-22, 4e-6
 
 
-def entries(num_rows: int, vocab_size: int, count: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return distinct pairs of a row and an id."""
-    places = torch.randperm(num_rows * vocab_size)[:count]
-    return (places // vocab_size).to(device), (places % vocab_size).to(device)
-
-
-def penalties(count: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    repetition = torch.rand(count) + 0.5
-    return repetition.to(device), torch.randn(count).to(device), torch.randn(count).to(device)
-
-
 def edit_and_check(device: str, num_rows: int, vocab_size: int, count: int) -> None:
+    """Edit the logits of `count` distinct pairs of a row and an id."""
     wide = (3 * torch.randn(num_rows, vocab_size + 3)).to(device)
     logits, before = wide[:, :vocab_size], wide.clone()
-    rows, ids = entries(num_rows, vocab_size, count, device)
-    values = torch.randn(len(rows)).to(device)
+    places = torch.randperm(num_rows * vocab_size)[:count].to(device)
+    rows, ids = places // vocab_size, places % vocab_size
+    values, presence, frequency = torch.randn(3, len(rows)).to(device)
     counts = torch.randint(0, 4, (len(rows),)).to(device)
-    repetition, presence, frequency = penalties(len(rows), device)
+    repetition = (torch.rand(len(rows)) + 0.5).to(device)
+    penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
 
     add_at(logits, rows, ids, values)
     expected = before[rows, ids] + values
     assert torch.equal(logits[rows, ids], expected)
-    penalize(
-        logits,
-        rows,
-        ids,
-        counts,
-        repetition=repetition,
-        presence=presence,
-        frequency=frequency,
-    )
+    penalize(logits, rows, ids, counts, **penalties)
 
     exact = expected.double()
     exact = torch.where(exact > 0, exact / repetition, exact * repetition)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -67,24 +69,12 @@ def test_models_choose_as_torch_does(device: str, name: str, dtype: torch.dtype)
     data=st.data(),
 )
 def test_any_number_of_groups_and_experts(
-    tokens: int,
-    num_groups: int,
-    of_group: int,
-    is_sigmoid: bool,
-    is_normalised: bool,
-    group_best: int,
-    data: st.DataObject,
+    tokens: int, num_groups: int, of_group: int, data: st.DataObject, **options: Any
 ) -> None:
     torch.manual_seed(data.draw(st.integers(0, 9)))
     top_groups = data.draw(st.integers(1, num_groups))
-    routing = Routing(
-        top_k=data.draw(st.integers(1, top_groups * of_group)),
-        is_sigmoid=is_sigmoid,
-        is_normalised=is_normalised,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        group_best=group_best,
-    )
+    top_k = data.draw(st.integers(1, top_groups * of_group))
+    routing = Routing(top_k=top_k, num_groups=num_groups, top_groups=top_groups, **options)
 
     check(apart(tokens, num_groups * of_group), routing, None)
 

@@ -48,12 +48,7 @@ def rotate_and_check(x: Tensor, pairs: int, *, interleaved: bool) -> None:
     dtype=st.sampled_from(list(TOLERANCES)),
 )
 def test_heads_of_any_shape_agree_with_torch(
-    num_tokens: int,
-    num_heads: int,
-    pairs: int,
-    rest: int,
-    interleaved: bool,
-    dtype: torch.dtype,
+    num_tokens: int, num_heads: int, pairs: int, rest: int, interleaved: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(pairs)
     x = torch.randn(num_tokens, num_heads, 2 * pairs + rest).clamp_(-3, 3).to(dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,48 +32,29 @@ def check(
     *,
     pairs: int,
     has_norms: bool,
-    interleaved: bool,
+    interleaved: bool = False,
 ) -> None:
     """Compare queries, slots that are written to, and slots that are not."""
-    num_tokens, _, dim = fused.shape
+    num_tokens, num_heads, dim = fused.shape
     dtype, device = fused.dtype, str(fused.device)
-    query, kv = fused[:, : -2 * num_kv_heads], fused[:, -2 * num_kv_heads :]
-    key, value = kv[:, :num_kv_heads], kv[:, num_kv_heads:]
-    cos, sin = angles(num_tokens, pairs, dtype, device)
-    norms = None
-    if has_norms:
-        weight = torch.rand(2, dim, device=device).to(dtype) + 0.5
-        norms = (weight[0], weight[1])
+    query_heads = num_heads - 2 * num_kv_heads
+    query, key, value = fused.tensor_split((query_heads, query_heads + num_kv_heads), dim=1)
+    inputs = (query, key, value, *angles(num_tokens, pairs, dtype, device))
+    norms = (torch.rand(2, dim, device=device).to(dtype) + 0.5).unbind()
     pages, scales = make_pages(12, PAGE_SIZE, key, stored)
     before, fused_before = pages.clone(), fused.clone()
-    with poisoned_memory():
-        rotated = rotate_and_store(
-            query,
-            key,
-            value,
-            cos,
-            sin,
-            pages,
-            slots,
-            scales=scales,
-            norms=norms,
-            eps=EPS,
-            interleaved=interleaved,
-        )
-
     exact = torch.zeros(pages.shape, dtype=torch.float64)
-    expected = rotate_and_store_reference(
-        query.double().cpu(),
-        key.double().cpu(),
-        value.double().cpu(),
-        cos.double().cpu(),
-        sin.double().cpu(),
-        exact,
-        slots.cpu(),
-        norms=None if norms is None else (norms[0].double().cpu(), norms[1].double().cpu()),
-        eps=EPS,
-        interleaved=interleaved,
-    )
+    options: dict[str, Any] = {"eps": EPS, "interleaved": interleaved}
+    exact_options = dict(options)
+    if has_norms:
+        options["norms"] = norms
+        exact_options["norms"] = [norm.double().cpu() for norm in norms]
+
+    with poisoned_memory():
+        rotated = rotate_and_store(*inputs, pages, slots, scales=scales, **options)
+
+    exact_inputs = [*(each.double().cpu() for each in inputs), exact, slots.cpu()]
+    expected = rotate_and_store_reference(*exact_inputs, **exact_options)
     tolerance = TOLERANCES[dtype]
     assert rotated.is_contiguous()
     torch.testing.assert_close(rotated.double().cpu(), expected, rtol=0, atol=tolerance)
@@ -111,29 +94,16 @@ def test_heads_of_any_shape_agree_with_torch(
     slots: list[int],
     num_heads: int,
     num_kv_heads: int,
-    pairs: int,
     rest: int,
-    has_norms: bool,
-    interleaved: bool,
     dtype: torch.dtype,
     quantised: torch.dtype | None,
+    **options: Any,
 ) -> None:
-    torch.manual_seed(pairs)
-    check(
-        bounded(
-            len(slots),
-            num_heads + 2 * num_kv_heads,
-            2 * pairs + rest,
-            dtype=dtype,
-            device="cpu",
-        ),
-        num_kv_heads,
-        torch.tensor(slots, dtype=torch.int64),
-        quantised or dtype,
-        pairs=pairs,
-        has_norms=has_norms,
-        interleaved=interleaved,
-    )
+    torch.manual_seed(options["pairs"])
+    shape = len(slots), num_heads + 2 * num_kv_heads, 2 * options["pairs"] + rest
+    fused, at = bounded(*shape, dtype=dtype, device="cpu"), torch.tensor(slots, dtype=torch.int64)
+
+    check(fused, num_kv_heads, at, quantised or dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -159,5 +129,4 @@ def test_projections_of_models_agree_with_torch(
         quantised or dtype,
         pairs=dim // 2,
         has_norms=has_norms,
-        interleaved=False,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from torch import Tensor
 from remora.kernels import sampling
 from remora.kernels.device_sampling import choose_on_device
 from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned_memory
+from tests.kernels.test_sampling import choose as choose_in_torch
 from tests.kernels.test_sampling import make_logits
 
 # Around blocks of 128 and segments of 2048, and beyond the candidates that a program holds of one.
@@ -163,25 +165,30 @@ def test_tokens_are_those_of_the_torch_code(device: str) -> None:
     """Where no uniform is near a boundary; its own tests compare it with a full sort."""
     rng = np.random.default_rng(5)
     logits = (3 * rng.normal(size=(6, 3000))).astype(np.float32)
-    asked = [
-        Row(temperature=0.8, uniform=uniform, top_k=top_k, top_p=top_p, min_p=min_p)
-        for uniform, top_k, top_p, min_p in zip(
-            rng.random(6), [0, 20, 0, 0, 50, 300], [1, 1, 0.9, 1, 0.8, 1], [0, 0, 0, 0.05, 0, 0.01],
-            strict=True,
-        )
-    ]  # fmt: skip
+    filters: list[dict[str, Any]] = [
+        {},
+        {"top_k": 20},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"top_k": 50, "top_p": 0.8},
+        {"top_k": 300, "min_p": 0.01},
+    ]
+    uniforms = rng.random(6)
+    rows = zip(logits, uniforms, filters, strict=True)
+    expected = [
+        choose_in_torch(sampling, torch.from_numpy(line[None]), uniform, temperature=0.8, **each)[0]
+        for line, uniform, each in rows
+    ]
 
-    ids, _ = choose(torch.tensor(logits, device=device), asked)
-
-    expected, _ = sampling.choose(
-        torch.from_numpy(logits),
-        np.array([row.temperature for row in asked], np.float32),
-        np.array([row.uniform for row in asked], np.float64),
-        top_k=np.array([row.top_k for row in asked], np.int64),
-        top_p=np.array([row.top_p for row in asked], np.float64),
-        min_p=np.array([row.min_p for row in asked], np.float32),
+    ids, _ = choose(
+        torch.tensor(logits, device=device),
+        [
+            Row(temperature=0.8, uniform=uniform, **each)
+            for uniform, each in zip(uniforms, filters, strict=True)
+        ],
     )
-    assert ids == expected.tolist()
+
+    assert ids == expected
 
 
 def test_equals_of_the_last_token_stay(device: str) -> None:
