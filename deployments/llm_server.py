@@ -21,7 +21,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from ray.serve.handle import DeploymentHandle
 
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
-from remora.configs.planning.plan import EnginePlan
+from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
@@ -55,9 +55,10 @@ from remora.deployments.http.endpoints import (
     SCORE,
 )
 from remora.deployments.http.generation.endpoint import Endpoint, run, stream
-from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.generation.request_context import RequestContext
+from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.generation.weight_update import WeightUpdate
-from remora.deployments.http.responses.archive import archive_of
+from remora.deployments.http.responses.archive import Archive
 from remora.deployments.live_update import LiveSettings
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
@@ -75,10 +76,7 @@ from remora.engine.protocols import EngineClient
 
 if TYPE_CHECKING:
     from remora.engine.launch import BuiltEngine, LaunchedEngine
-    from remora.engine.observe.inspection import Inspection
-    from remora.engine.pooling.facts import PoolingFacts
     from remora.engine.pooling.launch import BuiltPooling
-    from remora.engine.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -89,96 +87,63 @@ class LLMServer:
     The constructor raises ConfigError if the model cannot be served as configured.
     """
 
-    client: EngineClient
-    tokenizer: Tokenizer
-    plan: EnginePlan
-    generation_defaults: Mapping[str, Any]
-    inspection: Inspection
-    exchange: WeightUpdate | None
-    pooling: PoolingFacts | None
-
     async def __init__(  # type: ignore[misc]
         self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
     ) -> None:
+        self._exit = ExitStack()  # also ends what an unfinished constructor has begun
         log_through_serve()
-        self.config = parse_args(args)
-        apply_log_config(self.config.metrics.log_config)
+        config = parse_args(args)
+        apply_log_config(config.metrics.log_config)
         is_local = await asyncio.to_thread(listens_locally)
-        access = Access.of(self.config.api, is_local=is_local)
-        self._engine = ReplicaEngine(self.config)
+        access = Access.of(config.api, is_local=is_local)
+        self._engine = ReplicaEngine(config)
+        self._exit.callback(self._engine.close)
         launched = await self._engine.start()
-        self.client = launched.client
-        self.adapters: Adapters = FixedAdapters(self.config.lora)
-        self.tokenizer = launched.built.tokenizer
-        self.plan = launched.built.plan
-        self.generation_defaults = launched.built.generation_defaults
-        self.inspection = launched.built.inspection
-        self.exchange = None
-        if launched.built.new_weights is not None:
-            prepare = launched.built.new_weights.prepare
-            self.exchange = WeightUpdate(prepare, launched.client.exchange)
-        self.pooling = getattr(launched.built, "pooling", None)
-        self.grammars = GrammarService(
-            self.config.grammar,
-            self.tokenizer,
-            vocab_size=launched.built.facts.vocab_size,
-            eos_token_ids=self.tokenizer.eos_token_ids,
-            marker_ids=self._formats().call_mark_ids,
-        )
-        self._dynamic_adapters = self._adapters_to_come(launched, manager)
-        if self._dynamic_adapters is not None:
-            self.client, self.adapters = (
-                self._dynamic_adapters.client,
-                self._dynamic_adapters.served,
+        grammars = _grammars(config, launched.built)
+        self._exit.callback(grammars.close)
+        client: EngineClient = launched.client
+        adapters: Adapters = FixedAdapters(config.lora)
+        replica_id = self._engine.replica_id or uuid.uuid4().hex
+        self._dynamic_adapters: ReplicaAdapters | None = None
+        if manager is not None:
+            own = ReplicaAdapters(
+                config, launched, self._engine.others, HandledManager(manager), replica_id
             )
-        self._served = ServerState.over(self)
-        archive_of(self._served)  # rejects an invalid configuration before the server is ready
-        if self.config.metrics.per_rank:
-            ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
-            self._served.metrics.registry.register(ranks)
-        self._reporter = Reporter.configured(
-            self.client, self.config, resident=self.adapters.resident
+            self._exit.callback(own.close)
+            self._dynamic_adapters, client, adapters = own, own.client, own.served
+        self._served = ServerState.over(
+            _served_engine(config, launched, client, adapters, grammars)
         )
+        # Rejects an invalid configuration before the server is ready.
+        self._served.part(Archive, Archive.configured)
+        if config.metrics.per_rank:
+            ranks = RankCollector(self._engine.stats, self._served.plan.served_model_name)
+            self._served.metrics.registry.register(ranks)
+        self._reporter = Reporter.configured(client, config, resident=adapters.resident)
         self._load = LoadReporter.of(self._served)
         await self._warm_up(launched.built, self._engine.import_s)
-        await replay(self.client, self.config.debug.tensor_dump_input)
-        if self.pooling is None:
-            self.grammars.start()
+        await replay(client, config.debug.tensor_dump_input)
+        if self._served.pooling is None:
+            grammars.start()
         if self._dynamic_adapters is not None:
             await self._dynamic_adapters.begin()
         self._live_settings = LiveSettings(args, self._served, access)
-        self._batches = _run_batches(self._served)
-        replica_id = self._engine.replica_id or uuid.uuid4().hex
-        self._telemetry = Telemetry(self._served, replica_id, launched.client.failed)
+        self._exit.callback(launched.built.inspection.close)
+        telemetry = Telemetry(self._served, replica_id, launched.client.failed)
+        self._exit.callback(telemetry.close)
+        batches = _run_batches(self._served)
+        if batches is not None:
+            self._exit.callback(_cancel_from_any_thread, batches)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
-        self._end = start_drain_watch(self._served, self._batches)
+        self._end = start_drain_watch(self._served, batches)
         if self._end is not None and (warning := unset_warning(os.environ)) is not None:
             log.warning(warning)
-
-    def _formats(self) -> ReplyFormats:
-        api = self.config.api
-        return ReplyFormats.of(
-            self.tokenizer, tool_parser=api.tool_parser, reasoning_parser=api.reasoning_parser
-        )
-
-    def _adapters_to_come(
-        self, launched: LaunchedEngine, manager: DeploymentHandle | None
-    ) -> ReplicaAdapters | None:
-        if manager is None:
-            return None
-        return ReplicaAdapters(
-            self.config,
-            launched,
-            self._engine.others,
-            HandledManager(manager),
-            self._engine.replica_id or uuid.uuid4().hex,
-        )
 
     async def _warm_up(self, built: BuiltEngine | BuiltPooling, import_s: float) -> None:
         """Run the warm-up, and log the banner."""
         phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
-        first_token_s = await warm_up(self._served, self.config.warmup)
+        first_token_s = await warm_up(self._served, self._served.config.warmup)
         phases["warm up"] = time.perf_counter() - started
         text = banner(
             built.plan,
@@ -224,22 +189,7 @@ class LLMServer:
 
     def __del__(self) -> None:
         """Stop the engine. Serve calls this after draining the running requests."""
-        batches = getattr(self, "_batches", None)
-        if batches is not None and not batches.get_loop().is_closed():
-            batches.get_loop().call_soon_threadsafe(batches.cancel)
-        telling = getattr(self, "_telemetry", None)
-        if telling is not None:
-            telling.close()
-            self.inspection.close()
-        dynamic_adapters = getattr(self, "_dynamic_adapters", None)
-        if dynamic_adapters is not None:
-            dynamic_adapters.close()
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close()
-        grammars = getattr(self, "grammars", None)
-        if grammars is not None:
-            grammars.close()
+        self._exit.close()
 
     # -- called by gateways --------------------------------------------------------------------
 
@@ -293,32 +243,81 @@ class LLMServer:
         self, name: str, path: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:
         """Load an adapter on all replicas; return its state."""
-        return await self.adapters.manager.load(name, path, pinned=pinned, replaces=replaces)
+        return await self._served.adapters.manager.load(
+            name, path, pinned=pinned, replaces=replaces
+        )
 
     async def unload_adapter(self, name: str, *, ends: bool = False) -> dict[str, Any]:
         """Unload an adapter after its requests end; `ends` cancels them."""
-        return await self.adapters.manager.unload(name, ends=ends)
+        return await self._served.adapters.manager.unload(name, ends=ends)
 
     async def pin_adapter(self, name: str, *, pinned: bool = True) -> dict[str, Any]:
         """Pin or unpin an adapter."""
-        return await self.adapters.manager.pin(name, pinned=pinned)
+        return await self._served.adapters.manager.pin(name, pinned=pinned)
 
     async def list_adapters(self) -> dict[str, Any]:
         """Return the state of each adapter on each replica, and of the replicas."""
-        return await self.adapters.describe()
+        return await self._served.adapters.describe()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
         whole = dict(body) if endpoint.kind == "pooling" else {**body, "stream": False}
-        job, _ = await endpoint.job(self._served, whole, uuid.uuid4().hex)
+        job, _ = await endpoint.job(
+            self._served, whole, RequestContext(request_id=uuid.uuid4().hex)
+        )
         return await run(self._served, job)
 
     async def _chunks(
         self, endpoint: Endpoint[Any], body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        job, _ = await endpoint.job(self._served, {**body, "stream": True}, uuid.uuid4().hex)
+        job, _ = await endpoint.job(
+            self._served, {**body, "stream": True}, RequestContext(request_id=uuid.uuid4().hex)
+        )
         async with aclosing(stream(self._served, job)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+def _grammars(config: ServeConfig, built: BuiltEngine | BuiltPooling) -> GrammarService:
+    api = config.api
+    formats = ReplyFormats.of(
+        built.tokenizer, tool_parser=api.tool_parser, reasoning_parser=api.reasoning_parser
+    )
+    return GrammarService(
+        config.grammar,
+        built.tokenizer,
+        vocab_size=built.facts.vocab_size,
+        eos_token_ids=built.tokenizer.eos_token_ids,
+        marker_ids=formats.call_mark_ids,
+    )
+
+
+def _served_engine(
+    config: ServeConfig,
+    launched: LaunchedEngine,
+    client: EngineClient,
+    adapters: Adapters,
+    grammars: GrammarService,
+) -> ServedEngine:
+    built, exchange = launched.built, None
+    if built.new_weights is not None:
+        exchange = WeightUpdate(built.new_weights.prepare, launched.client.exchange)
+    return ServedEngine(
+        client=client,
+        tokenizer=built.tokenizer,
+        plan=built.plan,
+        config=config,
+        grammars=grammars,
+        generation_defaults=built.generation_defaults,
+        adapters=adapters,
+        exchange=exchange,
+        pooling=getattr(built, "pooling", None),
+        inspection=built.inspection,
+    )
+
+
+def _cancel_from_any_thread(task: asyncio.Task[None]) -> None:
+    if not task.get_loop().is_closed():
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def _run_batches(server: ServerState) -> asyncio.Task[None] | None:

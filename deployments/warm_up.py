@@ -18,6 +18,7 @@ from remora.configs.sections.warmup import WarmupSection
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.chat import prepare_chat
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.requests import NO_TEXT, framer_of
@@ -142,7 +143,9 @@ async def _chat(server: ServerState, given: Prompt) -> Request:
         text = server.tokenizer.decode(text, skip_special_tokens=True)
     messages = [{"role": "user", "content": text}]
     fields = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
-    return (await prepare_chat(server, parse(ChatBody, fields), _name())).request
+    return (
+        await prepare_chat(server, parse(ChatBody, fields), RequestContext(request_id=_name()))
+    ).request
 
 
 ROUTINES: Mapping[str, Callable[[ServerState, Prompt], Awaitable[Request]]] = {

@@ -110,12 +110,13 @@ class LocalEngineClient:
         self._check(request)
         processor = OutputProcessor(request, self._tokenizer)
         resumption = request.resumption
-        for known in () if resumption is None else resumption.given:
-            for output in processor.process(known):
-                yield output
-        if processor.is_finished:
-            return
-        self._check(request)  # the state may have changed while the consumer read them
+        if resumption is not None:
+            for known in resumption.given:
+                for output in processor.process(known):
+                    yield output
+            if processor.is_finished:
+                return
+            self._check(request)  # the state may have changed while the consumer read them
         stream = self._open(request)
         try:
             while not processor.is_finished:

@@ -116,8 +116,8 @@ def decide(facts: Facts, targets: Targets, state: PolicyState) -> tuple[Decision
     low = 0 if is_idle or (facts.target == 0 and not facts.has_requests) else 1
     low = max(low, facts.min_replicas)
     cap = max(facts.num_ready * GROWTH, facts.num_ready + MIN_GROWTH, facts.target)
-    wanted = _within(facts, low, min(_most(facts, up), cap))
-    enough = _within(facts, low, max(_most(facts, down), wanted))
+    wanted = max(low, min(_most(facts, up), cap))
+    enough = max(wanted, _most(facts, down))
     replicas, reason, state = _follow(facts, targets, state, wanted, enough)
     winner = max(up, key=lambda demand: demand.replicas)
     decision = Decision(
@@ -138,10 +138,6 @@ def decide(facts: Facts, targets: Targets, state: PolicyState) -> tuple[Decision
 def _most(facts: Facts, asked: tuple[Demand, ...]) -> int:
     most = max(demand.replicas for demand in asked)
     return ceil(min(most, facts.max_replicas) - TOLERANCE)
-
-
-def _within(facts: Facts, low: int, replicas: int) -> int:
-    return max(low, min(replicas, facts.max_replicas))
 
 
 def _observe(facts: Facts, state: PolicyState) -> PolicyState:

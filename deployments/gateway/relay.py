@@ -27,7 +27,8 @@ from remora.deployments.gateway.relayed_request import (
     TcpNeeded,
 )
 from remora.deployments.http.core.wire_formats import KEEP_ALIVES
-from remora.deployments.http.generation.resumption import Begun, go_on_from
+from remora.deployments.http.generation.request_context import RESUMABLE
+from remora.deployments.http.generation.resumption import Begun, ResumableAnswer
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,10 @@ class Relay:
             except EngineError as error:
                 raise Unavailable("The engine has stopped and is being replaced.") from error
             answer = _AnswerStream(relayed, reader, writer, self._check_health)
+            scope = _full(relayed.scope)
             if relayed.begun is not None:
-                go_on_from(relayed.begun, answer.note)
-            await self._app()(_full(relayed.scope), answer.receive, answer.send)
+                scope["state"][RESUMABLE] = ResumableAnswer(relayed.begun, answer.note)
+            await self._app()(scope, answer.receive, answer.send)
             await answer.end()
             writer.close()
             await writer.wait_closed()

@@ -30,11 +30,10 @@ from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBo
 from remora.deployments.http.anthropic.messages import anthropic_routes
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
 from remora.deployments.http.core.auth import Access, Gate
-from remora.deployments.http.core.edge import Edge, RawHeaders, error_answer, refused
+from remora.deployments.http.core.edge import Edge, error_answer, refused
 from remora.deployments.http.core.errors import log_error
 from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.openapi import describe_bodies
-from remora.deployments.http.core.request_labels import RequestLabels
 from remora.deployments.http.core.wire_formats import dialect_of
 from remora.deployments.http.endpoints import (
     CHAT,
@@ -67,7 +66,6 @@ from remora.deployments.http.responses.response import responses_routes
 from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.sglang.score import ScoreBody
 from remora.deployments.http.shared_paths import GENERATE_BODIES, generate_routes
-from remora.deployments.observing.spans import note_parent
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -134,7 +132,6 @@ def build_http_app(
         echo_request_id=echo_request_id,
         count=server.metrics.count_response,
         count_refusal=server.metrics.count_refusal,
-        note=_notes(server),
     )
     app = FastAPI(
         title="remora",
@@ -153,20 +150,6 @@ def build_http_app(
     bodies = {route.path: route.body for route in GENERATION} | dict(BODIES)
     describe_bodies(app, bodies, model=server.plan.served_model_name)
     return app
-
-
-def _notes(server: ServerState) -> Callable[[RawHeaders], None]:
-    """Return a function that reads metric labels and the trace parent from request headers."""
-    metrics = server.config.metrics
-    notes = [RequestLabels(metrics.request_labels_header, metrics.request_labels).note]
-    if metrics.trace_endpoint is not None:
-        notes.append(note_parent)
-
-    def note(headers: RawHeaders) -> None:
-        for each in notes:
-            each(headers)
-
-    return note
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.routes import ollama_generation
 from remora.deployments.http.openai.chat import prepare_chat_job
@@ -49,17 +50,19 @@ def parse_score(body: Any) -> ScoreBody | PairScoreBody:
     return parse(PairScoreBody, body) if is_pairs else parse(ScoreBody, body)
 
 
-async def prepare_any_score(server: ServerState, body: ScoreBody | PairScoreBody, rid: str) -> Job:
+async def prepare_any_score(
+    server: ServerState, body: ScoreBody | PairScoreBody, context: RequestContext
+) -> Job:
     """Prepare the job for the kind of model that the body needs. Raises RequestError."""
     if isinstance(body, PairScoreBody):
-        return await prepare_pair_score(server, body, rid)
+        return await prepare_pair_score(server, body, context)
     if server.pooling is not None:
         raise InvalidRequest(
             "This server's model scores pairs of texts: send text_1 and text_2.", code="not_offered"
         )
     if server.config.api.generation == "chat":
         raise InvalidRequest("This server answers chats only (api.generation).", code="not_offered")
-    return await prepare_score(server, body, rid)
+    return await prepare_score(server, body, context)
 
 
 CHAT = Endpoint(partial(parse, ChatBody), prepare_chat_job)

@@ -18,6 +18,7 @@ from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.routes import Route, generation_routes, read_body
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse_light
@@ -34,8 +35,10 @@ def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
     return Endpoint(partial(parse_tgi, stream=stream), prepare, kind="completion")
 
 
-async def _prepare_tgi(server: ServerState, body: TgiBody, rid: str, *, wraps: bool) -> Job:
-    return await prepare_tgi(server, body, rid, wraps=wraps)
+async def _prepare_tgi(
+    server: ServerState, body: TgiBody, context: RequestContext, *, wraps: bool
+) -> Job:
+    return await prepare_tgi(server, body, context, wraps=wraps)
 
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:
@@ -55,11 +58,11 @@ def _parse_either(body: Any) -> Body:
     return parse_tgi(body, stream=False) if _is_tgi(body) else parse_generate(body)
 
 
-async def _prepare_either(server: ServerState, body: Body, rid: str) -> Job:
+async def _prepare_either(server: ServerState, body: Body, context: RequestContext) -> Job:
     if isinstance(body, TgiBody):
-        return await prepare_tgi(server, body, rid)
+        return await prepare_tgi(server, body, context)
     assert isinstance(body, GenerateBody)
-    return await prepare_generate(server, body, rid)
+    return await prepare_generate(server, body, context)
 
 
 _EITHER: Endpoint[Body] = Endpoint(

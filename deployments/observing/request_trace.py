@@ -7,7 +7,7 @@ request, so a changed setting takes effect with the next request.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +37,7 @@ class RequestTrace:
     """One HTTP request, or one call of a Serve handle.
 
     requests:       one engine request per prompt
+    parent:         W3C headers of the caller's trace; empty = none
     observers:      notified of the start and the end
     started_at:     seconds since 1970; all other times are seconds since the start
     queue_s:        time until the first step of the first sequence that produced a token
@@ -48,6 +49,7 @@ class RequestTrace:
 
     rid: str
     requests: Sequence[Request]
+    parent: Mapping[str, str]
     observers: Sequence[RequestObserver] = ()
     started_at: float = field(default_factory=time.time)
     queue_s: float | None = None
@@ -112,12 +114,14 @@ class RequestObservers:
         """Notify one more observer, of requests that begin from now on."""
         self._observers = (*self._observers, observer)
 
-    def begin(self, rid: str, requests: Sequence[Request]) -> RequestTrace | None:
+    def begin(
+        self, rid: str, requests: Sequence[Request], parent: Mapping[str, str]
+    ) -> RequestTrace | None:
         """Return the trace of a new request; None if no observer is on."""
         interested = tuple(observer for observer in self._observers if observer.is_on)
         if not interested:
             return None
-        trace = RequestTrace(rid, requests, interested)
+        trace = RequestTrace(rid, requests, parent, interested)
         for observer in interested:
             observer.begun(trace)
         return trace

@@ -7,22 +7,13 @@ recorded anyway; the exporter's thread sends them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.deployments.observing.request_trace import RequestTrace
 
-_HEADERS = (b"traceparent", b"tracestate")
 EXPORT_TIMEOUT_S = 5
-_parent: ContextVar[Mapping[str, str]] = ContextVar("_parent", default=MappingProxyType({}))
-
-
-def note_parent(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Join the running task's requests to the trace that the headers name."""
-    _parent.set({n.decode(): v.decode("latin-1") for n, v in headers if n in _HEADERS})
 
 
 class Spans:
@@ -44,18 +35,16 @@ class Spans:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
         self._tracer = self._provider.get_tracer("remora")
-        self._parents: dict[int, Mapping[str, str]] = {}
 
     def begun(self, trace: RequestTrace) -> None:
-        """Record the caller's trace."""
-        self._parents[id(trace)] = _parent.get()
+        """Do nothing: spans are made when the request ends."""
 
     def ended(self, trace: RequestTrace) -> None:
         """Export the request's spans."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        context = TraceContextTextMapPropagator().extract(self._parents.pop(id(trace)))
+        context = TraceContextTextMapPropagator().extract(trace.parent)
         at = _times(trace)
         whole = self._tracer.start_span(
             "llm_request",

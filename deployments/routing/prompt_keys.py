@@ -13,19 +13,20 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.multiple_models import name_of
-from remora.configs.planning.plan import EnginePlan, make_plan
+from remora.configs.planning.plan import make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.served_adapters import FixedAdapters
 from remora.deployments.http.app import GENERATION
 from remora.deployments.http.endpoints import OLLAMA_ROUTES
 from remora.deployments.http.generation.endpoint import Endpoint
-from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.generation.request_context import RequestContext
+from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
 from remora.engine.grammar.constraint import Constraint
@@ -35,7 +36,6 @@ from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
-from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import Grammar, Matcher, Request
 from remora.engine.weights.resolve_model import resolve_model
 
@@ -90,7 +90,7 @@ class PromptKeys:
         endpoint = self._endpoints.get(path)
         if self._served is not None and endpoint is not None and body is not None:
             try:
-                job, _ = await endpoint.job(self._served, body, "route")
+                job, _ = await endpoint.job(self._served, body, RequestContext(request_id="route"))
                 if job.requests:  # empty for a request that only loads a model
                     return self._key_of(session, job.requests)
             except RemoraError as error:
@@ -153,22 +153,6 @@ class _NoGrammars:
         raise NotImplementedError
 
 
-class _Rehearsal:
-    """The parts of a replica that prepare requests, without the engine."""
-
-    def __init__(self, config: ServeConfig, tokenizer: Tokenizer, plan: EnginePlan) -> None:
-        self.client: Any = SimpleNamespace(stats=None)  # never used
-        self.config = config
-        self.tokenizer = tokenizer
-        self.plan = plan
-        self.grammars = _NoGrammars()
-        self.generation_defaults = read_generation_defaults(plan.model_path)
-        self.adapters = FixedAdapters(config.lora)
-        self.inspection = None
-        self.exchange = None
-        self.pooling = None  # its inputs have no pages
-
-
 def _rehearsal(config: ServeConfig) -> ServerState | None:
     """Return a server that prepares requests; None, with a warning, if the model is unreadable."""
     try:
@@ -187,7 +171,18 @@ def _rehearsal(config: ServeConfig) -> ServerState | None:
     tokenizer.limit_rendering(
         max_seconds=config.limits.template_timeout_s, max_chars=config.limits.max_template_chars
     )
-    return ServerState.over(_Rehearsal(config, tokenizer, plan))
+    return ServerState.over(
+        ServedEngine(
+            client=cast("Any", SimpleNamespace(stats=None)),  # never used
+            config=config,
+            tokenizer=tokenizer,
+            plan=plan,
+            grammars=_NoGrammars(),
+            generation_defaults=read_generation_defaults(plan.model_path),
+            adapters=FixedAdapters(config.lora),
+            # Inputs of a pooling model have no pages.
+        )
+    )
 
 
 def _facts_of(model: DecoderConfig) -> ModelFacts:

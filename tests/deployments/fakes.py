@@ -26,7 +26,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
-from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.generation.weight_update import WeightUpdate
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
@@ -289,8 +289,8 @@ def make_plan(**changes: Any) -> EnginePlan:
 
 
 @dataclass
-class FakeServer:
-    """A ModelServer of fakes."""
+class FakeServer(ServedEngine):
+    """A served engine of fakes."""
 
     client: FakeEngine = field(default_factory=FakeEngine)
     tokenizer: Any = field(default_factory=CharTokenizer)
@@ -304,11 +304,11 @@ class FakeServer:
     exchange: WeightUpdate | None = None
     pooling: Any = None
 
+    adapters: Adapters = field(init=False)
     served_adapters: Adapters | None = None
 
-    @property
-    def adapters(self) -> Adapters:
-        return self.served_adapters or FixedAdapters(self.config.lora)
+    def __post_init__(self) -> None:
+        self.adapters = self.served_adapters or FixedAdapters(self.config.lora)
 
 
 def make_config(**api: Any) -> ServeConfig:

@@ -37,9 +37,9 @@ async def test_all_interfaces_return_the_same_text(tiny_checkpoints: TinyCheckpo
     async with running(tiny_checkpoints("llama")) as (client, server):
         whole = await server.chat(body)
         pieces = [chunk["choices"][0]["delta"] async for chunk in server.chat_stream(body)]
-        prompt = server.tokenizer.render_chat(HELLO)
+        prompt = server._served.tokenizer.render_chat(HELLO)
         text = await server.completions({"prompt": prompt, "add_special_tokens": False, **GREEDY})
-        ids = server.tokenizer.encode(prompt, add_special_tokens=False)
+        ids = server._served.tokenizer.encode(prompt, add_special_tokens=False)
         params = {"temperature": 0, "max_new_tokens": 8}
         native = [c async for c in server.generate({"input_ids": ids, "sampling_params": params})]
         response = await client.post("/v1/chat/completions", json=body)
@@ -57,12 +57,14 @@ async def test_a_replica_has_started(
 ) -> None:
     with caplog.at_level(logging.INFO, "remora"):
         async with running(tiny_checkpoints("llama")) as (client, server):
-            stats = server.client.stats()
+            stats = server._served.client.stats()
             health = await client.get("/health")
             with pytest.raises(InvalidRequest) as caught:
                 await server.chat({"messages": []})
             await server.check_health()
-            failed = mock.patch.object(server.client, "check_health", side_effect=EngineError("x"))
+            failed = mock.patch.object(
+                server._served.client, "check_health", side_effect=EngineError("x")
+            )
             with failed, pytest.raises(EngineError):
                 await server.check_health()
 

@@ -75,7 +75,7 @@ async def test_pooling_models_compute_the_inputs(
     warmup: dict[str, Any] = {"inputs": ["fox", [5, 6, 7]], "iterations": 3}
     for given, num_rows in ((warmup, 6), ({}, 2), ({"enabled": False}, 0)):
         async with replica(tmp_path, monkeypatch, warmup=given) as (_, server):
-            assert server.client.stats().finished_total == num_rows
+            assert server._served.client.stats().finished_total == num_rows
     for given, message in (({"routines": ["chat"]}, "routines"), ({"inputs": [[99999]]}, "99999")):
         with pytest.raises(ConfigError, match=f"warmup.*{message}"):
             async with replica(tmp_path, monkeypatch, warmup=given):

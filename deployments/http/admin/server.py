@@ -13,6 +13,7 @@ from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unav
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import PoolingParams, Request, SamplingParams
@@ -128,7 +129,9 @@ async def check_token(server: ServerState) -> None:
     )
     try:
         async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):
-            opening = server.calls.open("health", [request], takes_place=False)
+            opening = server.calls.open(
+                RequestContext(request_id="health"), [request], takes_place=False
+            )
             async with aclosing(await opening) as outputs:
                 async for _ in outputs:
                     pass

@@ -21,6 +21,7 @@ from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.reasoning import EFFORT
 from remora.deployments.http.generation.replies import Reply
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import FinishReason, Output
@@ -78,7 +79,7 @@ class MessageWriter(ChunkWriter):
 def _message(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
     """Return the message without content and stop reason."""
     return {
-        "id": f"msg_{chat.rid}",
+        "id": f"msg_{chat.context.request_id}",
         "type": "message",
         "role": "assistant",
         "model": chat.model.name,
@@ -114,16 +115,18 @@ def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": stop_sequence}
 
 
-async def prepare_message(server: ServerState, body: MessagesBody, rid: str) -> MessageJob:
+async def prepare_message(
+    server: ServerState, body: MessagesBody, context: RequestContext
+) -> MessageJob:
     """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
-        prepared = await prepare_chat(server, chat, rid)
+        prepared = await prepare_chat(server, chat, context)
     return MessageJob(
-        rid=rid, requests=(prepared.request,), streams=bool(body.stream), chat=prepared
+        context=context, requests=(prepared.request,), streams=bool(body.stream), chat=prepared
     )
 
 

@@ -24,6 +24,7 @@ from remora.deployments.http.batches.store import Batch, BatchStore
 from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.errors import answer_to, error_body, log_error
 from remora.deployments.http.generation.endpoint import Endpoint
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 
 POLL_S = 1.0  # between searches for a batch that no replica runs
@@ -215,8 +216,8 @@ class _Run:
 
     async def _ask(self, body: dict[str, Any], rid: str) -> Any:
         batch = self._batch
-        own = self._served.for_caller(batch.owner, batch.owner or None)
-        job, _ = await self._endpoint.job(own, body, rid)
+        context = RequestContext(request_id=rid, owner=batch.owner, viewer=batch.owner or None)
+        job, _ = await self._endpoint.job(self._served, body, context)
         lowest = LOWEST_PRIORITY
         if self._served.plan.low_priority_first:
             lowest = -lowest
@@ -224,7 +225,9 @@ class _Run:
         failures = 0
         while True:
             try:
-                async with aclosing(await self._served.calls.open(job.rid, requests)) as outputs:
+                async with aclosing(
+                    await self._served.calls.open(job.context, requests)
+                ) as outputs:
                     return await job.result(outputs)
             except RequestTimedOut:
                 raise

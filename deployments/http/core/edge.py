@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +19,6 @@ from remora.deployments.http.core.errors import error_headers, log_error
 from remora.deployments.http.core.wire import JSONAnswer, route_path
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
-RawHeaders = Sequence[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -32,7 +31,6 @@ class Edge:
     count:            called with (route, status) for each response
     count_refusal:    called with the name of each limit that refused something; `refused` calls
                       it too
-    note:             called first, with the headers of each request
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class Edge:
         echo_request_id: bool,
         count: Callable[[str, int], None],
         count_refusal: Callable[[str], None],
-        note: Callable[[RawHeaders], None] = lambda _headers: None,
     ) -> None:
         self._app = app
         self._limits = limits
@@ -52,7 +49,6 @@ class Edge:
         self._echo_request_id = echo_request_id
         self._count = count
         self._count_refusal = count_refusal
-        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -62,7 +58,7 @@ class Edge:
         request_id = _request_id(scope)
         state = scope.setdefault("state", {})
         state.update(request_id=request_id, dialect=self._dialect_of(route_path(scope)))
-        state["count_refusal"] = self._count_refusal
+        state.update(count_refusal=self._count_refusal, send=send)
         status = 0
         started = time.perf_counter()
 
@@ -80,7 +76,6 @@ class Edge:
             limits = self._limits()
             apply(limits)
             _check_limits(scope, limits)
-            self._note(scope["headers"])
             await self._app(scope, receive, send_on)
         except Exception as error:
             # A boundary: no outer layer would answer in the API's format.

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from remora.configs.sections.metrics import MetricsSection
 from remora.deployments.http.core.histograms import Histogram, Latencies
-from remora.deployments.http.core.request_labels import current_labels
+from remora.deployments.http.core.request_labels import RequestLabels
 from remora.deployments.parsers.tool_calls.faults import CallFault
 from remora.engine.types import EngineStats
 
@@ -81,6 +81,7 @@ class Metrics:
         self.registry.register(StatsCollector(adapter_stats, model, source="lora"))
         self._model = model
         self._labels = tuple(keys.request_labels)
+        self.labels = RequestLabels(keys.request_labels_header, keys.request_labels)
         self._responses = Counter(
             "remora_http_responses",
             "HTTP responses by route and status; 499 = the client had gone.",
@@ -157,16 +158,13 @@ class Metrics:
         """Count a malformed tool call of a model."""
         self._call_faults.labels(self._model, format_name, fault.value).inc()
 
-    def count_finish(self, reason: str, num_sequences: int = 1) -> None:
+    def count_finish(self, reason: str, num_sequences: int, labels: tuple[str, ...]) -> None:
         """Count finished sequences."""
-        self._finished.labels(self._model, reason, *self._own()).inc(num_sequences)
+        self._finished.labels(self._model, reason, *labels).inc(num_sequences)
 
-    def of_request(self) -> RequestMetrics:
-        """Return the metrics of the running task's request, with its labels."""
-        return RequestMetrics(self, self._own())
-
-    def _own(self) -> tuple[str, ...]:
-        return current_labels() or ("",) * len(self._labels)
+    def of_request(self, labels: tuple[str, ...]) -> RequestMetrics:
+        """Return the metrics of a request with these label values; none given = all empty."""
+        return RequestMetrics(self, labels or ("",) * len(self._labels))
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -199,9 +197,14 @@ class RequestMetrics:
             self._observe_inter_token = self._metrics.inter_token.series(self._labels).observe
         self._observe_inter_token(seconds / num_tokens, num_tokens)
 
-    def finished(self, num_tokens: int) -> None:
-        """Record the length of an output."""
+    def finished(self, reason: str, num_tokens: int) -> None:
+        """Record the end of a sequence and the length of its output."""
+        self.count_finish(reason)
         self._metrics.output_tokens.observe(num_tokens, labels=self._labels)
+
+    def count_finish(self, reason: str, num_sequences: int = 1) -> None:
+        """Count finished sequences."""
+        self._metrics.count_finish(reason, num_sequences, self._labels)
 
     def whole(self, seconds: float) -> None:
         """Record the duration of the whole request."""

@@ -7,19 +7,12 @@ series of its own, and a client could otherwise create any number of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 
 import orjson
 
 MAX_LABEL_SETS = 1000
 MAX_VALUE_CHARS = 64
 OTHER = "other"
-_values: ContextVar[tuple[str, ...]] = ContextVar("_values", default=())
-
-
-def current_labels() -> tuple[str, ...]:
-    """Return the label values of the running task's request, in the order of the names."""
-    return _values.get()
 
 
 class RequestLabels:
@@ -33,12 +26,10 @@ class RequestLabels:
         self._names = tuple(names)
         self._seen: set[tuple[str, ...]] = set()
 
-    def note(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Set the labels of the running task from the request's headers."""
-        if self._names:
-            _values.set(self._read(headers))
-
-    def _read(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    def read(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
+        """Return the label values in a request's headers, in the order of the names."""
+        if not self._names:
+            return ()
         given = next((value for name, value in headers if name == self._header), b"{}")
         try:
             found = orjson.loads(given)

@@ -7,7 +7,7 @@ replies itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
@@ -15,13 +15,18 @@ from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.constraints import (
     RESPONSE_FORMAT,
     constraint_of,
-    grammar_of,
+    output_constraint,
 )
-from remora.deployments.http.generation.logprobs import LogprobWriter, check_scored
-from remora.deployments.http.generation.prompts import check_room, cut_of, encode, render
+from remora.deployments.http.generation.logprobs import LogprobWriter
+from remora.deployments.http.generation.prompts import cut_of, render
 from remora.deployments.http.generation.reasoning import check_effort, opened
 from remora.deployments.http.generation.replies import Replies
-from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
     ServedModel,
@@ -32,7 +37,7 @@ from remora.deployments.http.generation.server_state import (
 from remora.deployments.http.generation.tools import tool_use_of
 from remora.deployments.parsers.replies import ParserFactory
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
-from remora.engine.types import Grammar, Request, SamplingParams
+from remora.engine.types import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,8 @@ class PreparedChat:
     """
 
     body: ChatBody
-    rid: str
+    context: RequestContext
     model: ServedModel
-    created: int
     prompt: str
     request: Request
     logprobs: LogprobWriter
@@ -102,59 +106,56 @@ def _sampling(
     )
 
 
-async def _grammar(server: ServerState, body: ChatBody, use: ToolUse) -> Grammar | None:
-    grammar = await grammar_of(server, body, use=use)
-    constraint = server.formats.tool_constraint(use)
-    if grammar is not None or constraint is None:
-        return grammar
-    return await server.grammars.compile(constraint, param="functions" if body.is_old else "tools")
-
-
-async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> PreparedChat:
+async def prepare_chat(
+    server: ServerState, body: ChatBody, context: RequestContext
+) -> PreparedChat:
     """Return the conversation after all checks that do not need the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     body = with_prompt_logprobs(server, body)
     use = tool_use_of(body)
-    is_constrained = constraint_of(body) is not None
     model = await server.model(body.model)
     _check(server, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
     sampling = _sampling(server, body, use, max_tokens)
-    cut = cut_of(body, server, max_tokens)
-    prompt = await render(server, body.messages, body, is_cut=cut is not None)
-    check_effort(server, body, prompt)
-    prompt = opened(server.formats, body, prompt, is_held=is_constrained or use.is_forced)
-    (ids,) = await encode(
-        server,
-        [prompt],
+    constraint = output_constraint(server, body)
+    options = PromptSettings(
         add_special_tokens=bool(body.add_special_tokens),
+        cut=cut_of(body, server, max_tokens),
         param="messages",
-        cut=cut,
+        scored_param="top_logprobs",
+        tools_param="functions" if body.is_old else "tools",
+        is_scored_whole=not body.stream,  # a stream is written piece by piece
     )
-    sampling = _with_room(server, body, sampling, len(ids))
+    prompt = await render(server, body.messages, body, is_cut=options.cut is not None)
+    check_effort(server, body, prompt)
+    is_held = constraint is not None or use.is_forced
+    prompt = opened(server.formats, body, prompt, is_held=is_held)
     continues = bool(body.continue_final_message)
+    generation = GenerationRequest(
+        prompt=prompt,
+        sampling=sampling,
+        model=model,
+        default_max_tokens=server.generation_defaults.get("max_tokens"),
+        constraint=constraint,
+        use=use,
+        reasoning=server.formats.reasoning_budget(
+            prompt, budget=body.thinking_token_budget, continues=continues, use=use
+        ),
+        may_heal=False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+    (request,) = await prepare(server, context, [generation], options)
     return PreparedChat(
         body=body,
-        rid=rid,
+        context=context,
         model=model,
-        created=created_at(),
         prompt=prompt,
-        request=Request(
-            request_id=rid,
-            prompt_ids=ids,
-            sampling=sampling,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            grammar=await _grammar(server, body, use),
-            reasoning=server.formats.reasoning_budget(
-                prompt, budget=body.thinking_token_budget, continues=continues, use=use
-            ),
-            lora_id=model.lora_id,
-        ),
+        request=request,
         logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         make_parser=server.formats.make_parser(
             prompt=prompt,
@@ -167,17 +168,3 @@ async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> Prepare
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
     )
-
-
-def _with_room(
-    server: ServerState, body: ChatBody, sampling: SamplingParams, num_prompt: int
-) -> SamplingParams:
-    """Return the params with the default of max_tokens. Raises PromptTooLong and others."""
-    if not body.stream:  # a stream is written piece by piece
-        check_scored(sampling, num_prompt, sampling.max_tokens or 0, "top_logprobs")
-    check_room(num_prompt, sampling.max_tokens, server.plan, "messages")
-    recommended = server.generation_defaults.get("max_tokens")
-    if sampling.max_tokens is not None or recommended is None:
-        return sampling
-    room = server.plan.max_sequence_tokens - num_prompt
-    return replace(sampling, max_tokens=min(recommended, room))

@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.deployments.http.core.body_limits import check_sequences
+from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.generation.bodies import CompletionBody, PromptInput
-from remora.deployments.http.generation.constraints import grammar_of
-from remora.deployments.http.generation.logprobs import LogprobWriter, check_scored
-from remora.deployments.http.generation.prompts import Cut, check_room, cut_of, prompt_ids
-from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.constraints import output_constraint
+from remora.deployments.http.generation.logprobs import LogprobWriter
+from remora.deployments.http.generation.prompts import Cut, cut_of
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
     ServedModel,
@@ -35,8 +39,6 @@ def _check(body: CompletionBody) -> None:
     )
     n = body.n or 1
     _check_best_of(body, n)
-    num_made = max(n, body.best_of or n)
-    check_sequences(num_made * len(body.prompt), "n" if num_made == n else "best_of")
     if body.echo and body.logprobs is not None and body.stream and n > 1:
         raise unsupported("echo", "echo with logprobs and n > 1 is not available with stream.")
     if body.max_tokens == 0 and not body.echo:
@@ -81,9 +83,8 @@ class PreparedCompletion:
     """
 
     body: CompletionBody
-    rid: str
+    context: RequestContext
     model: ServedModel
-    created: int
     prompts: list[list[int]]
     shown: list[str]
     echoes: list[str]
@@ -95,7 +96,7 @@ class PreparedCompletion:
 
 
 async def prepare_completion(
-    server: ServerState, body: CompletionBody, rid: str
+    server: ServerState, body: CompletionBody, context: RequestContext
 ) -> PreparedCompletion:
     """Return the request after all checks that do not need the engine.
 
@@ -107,54 +108,44 @@ async def prepare_completion(
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     sampling = _sampling(server, body, max_tokens)
-    task = _task(server, body)
-    given = with_suffix(server.tokenizer, body) if body.suffix else body.prompt
     cut = cut_of(body, server, max_tokens)
-    prompts = await prompt_ids(
-        server,
-        given,
+    options = PromptSettings(
         add_special_tokens=body.add_special_tokens is not False,
-        param="prompt",
         cut=cut,
-        before=task,
+        task=_task(server, body),
+        count_param="n" if sampling.n == (body.n or 1) else "best_of",
     )
-    for ids in prompts:
-        if is_dry:
-            _check_dry_room(len(ids), server.plan.max_sequence_tokens)
-        check_room(len(ids), max_tokens, server.plan, "prompt")
-    check_scored(sampling, sum(map(len, prompts)), len(prompts) * max_tokens, "logprobs")
-    grammar = await grammar_of(server, body)
-    may_heal = (
-        server.config.grammar.token_healing
-        and grammar is None
-        and sampling.prompt_logprobs is None
-        and not body.suffix
+    constraint = output_constraint(server, body)
+    given = with_suffix(server.tokenizer, body) if body.suffix else body.prompt
+    requests = await prepare(
+        server,
+        context,
+        [
+            GenerationRequest(
+                prompt=prompt,
+                sampling=sampling,
+                model=model,
+                constraint=constraint,
+                may_heal=not body.suffix,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+            )
+            for prompt in given
+        ],
+        options,
     )
+    prompts = [list(request.prompt_ids) for request in requests]
     return PreparedCompletion(
         body=body,
-        rid=rid,
+        context=context,
         model=model,
-        created=created_at(),
         prompts=prompts,
         shown=await _texts(server, given) if body.return_prompt_text else [],
         echoes=await _echoes(server, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
         is_dry=is_dry,
         sampling=sampling,
-        requests=tuple(
-            Request(
-                request_id=rid,
-                prompt_ids=ids,
-                sampling=sampling,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                grammar=grammar,
-                heal=may_heal and isinstance(prompt, str),
-                lora_id=model.lora_id,
-                kept_tokens=len(task),
-            )
-            for prompt, ids in zip(given, prompts, strict=True)
-        ),
+        requests=requests,
         logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
     )
 
@@ -164,17 +155,6 @@ def _task(server: ServerState, body: CompletionBody) -> list[int]:
         if body.task_id is not None and value:
             raise unsupported(name, f"{name} is not available with task_id.")
     return server.tasks.ids(body.task_id)
-
-
-def _check_dry_room(num_prompt: int, limit: int) -> None:
-    """Raise PromptTooLong if there is no room for the one token that the response omits."""
-    if num_prompt >= limit:
-        message = (
-            f"With max_tokens 0, the prompt may have at most {limit - 1} tokens here (one less "
-            f"than the maximum of {limit}). However, you requested {num_prompt} tokens "
-            f"({num_prompt} in the prompt, 0 in the completion). Please shorten the prompt."
-        )
-        raise PromptTooLong(message, "prompt")
 
 
 def _larger(first: int | None, second: int | None) -> int | None:

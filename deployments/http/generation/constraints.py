@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import Field, PlainValidator, WithJsonSchema
@@ -26,6 +26,19 @@ from remora.engine.types import Grammar
 
 MAX_CHOICES = 1024
 RESPONSE_FORMAT = "response_format"
+
+
+class OutputConstraint(NamedTuple):
+    """The constraint of a request.
+
+    param:           the caller's name of its field
+    is_best_effort:  whether any JSON is allowed where the schema cannot be enforced
+    """
+
+    constraint: Constraint
+    param: str
+    is_best_effort: bool = False
+
 
 _JSON = Constraint(kind=ConstraintKind.JSON_SCHEMA, source="{}")
 
@@ -212,26 +225,47 @@ def constraint_of(body: Body, *, prefix: str = "") -> tuple[Constraint, str] | N
     return _read({name: getattr(body, name, None) for name in _READERS}, _READERS, prefix)
 
 
-async def grammar_of(
-    server: ServerState, body: Body, *, prefix: str = "", use: ToolUse = NO_TOOLS
-) -> Grammar | None:
-    """Return the compiled constraint of a body, if there is one. Raises InvalidRequest.
+def output_constraint(
+    server: ServerState, body: Body, *, prefix: str = ""
+) -> OutputConstraint | None:
+    """Return the constraint of a body, checked together with its other fields.
 
-    use:  tools of the request. If calls are optional, the constraint holds for a reply without
-          calls; if calls are forced, the constraint is ignored.
+    Arguments as in `constraint_of`. Raises InvalidRequest.
     """
     _check_backend(server, getattr(body, "guided_decoding_backend", None), prefix)
-    found = None if use.is_forced else constraint_of(body, prefix=prefix)
+    found = constraint_of(body, prefix=prefix)
     if found is None:
         return None
-    constraint, param = found
-    _check_alone(body, param, prefix)
-    try:
-        return await _compile(server, constraint, param, use)
-    except InvalidRequest:
-        if not _is_best_effort(getattr(body, RESPONSE_FORMAT, None)):
-            raise
-    return await _compile(server, _JSON, param, use)
+    _check_alone(body, found[1], prefix)
+    return OutputConstraint(*found, _is_best_effort(getattr(body, RESPONSE_FORMAT, None)))
+
+
+async def compile_constraint(
+    server: ServerState,
+    found: OutputConstraint | None,
+    use: ToolUse = NO_TOOLS,
+    *,
+    tools_param: str = "tools",
+) -> Grammar | None:
+    """Return the compiled constraint of a request, or that of its tools, if there is one.
+
+    use:          tools of the request. If calls are optional, the constraint holds for a reply
+                  without calls; if calls are forced, it is ignored.
+    tools_param:  the caller's name of the tools
+
+    Raises InvalidRequest.
+    """
+    if found is not None and not use.is_forced:
+        try:
+            return await _compile(server, found.constraint, found.param, use)
+        except InvalidRequest:
+            if not found.is_best_effort:
+                raise
+        return await _compile(server, _JSON, found.param, use)
+    of_tools = server.formats.tool_constraint(use)
+    if of_tools is None:
+        return None
+    return await server.grammars.compile(of_tools, param=tools_param)
 
 
 async def _compile(server: ServerState, answer: Constraint, param: str, use: ToolUse) -> Grammar:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal
 
 from remora.configs.errors import InvalidRequest
@@ -18,6 +18,7 @@ from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.fields import Body, BodyT, check_ignored, ignored_fields
 from remora.deployments.http.core.wire_formats import Dialect
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 
@@ -32,11 +33,13 @@ class Endpoint(Generic[BodyT]):
     """
 
     parse: Callable[[Any], BodyT]
-    prepare: Callable[[ServerState, BodyT, str], Awaitable[Job]]
+    prepare: Callable[[ServerState, BodyT, RequestContext], Awaitable[Job]]
     dialect: Callable[[Any], Dialect] | None = None
     kind: Literal["chat", "completion", "pooling", "any"] = "chat"
 
-    async def job(self, server: ServerState, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
+    async def job(
+        self, server: ServerState, body: Any, context: RequestContext
+    ) -> tuple[Job, Mapping[str, str]]:
         """Return the job of a body, and the headers that report ignored fields.
 
         Raises RequestError.
@@ -45,7 +48,10 @@ class Endpoint(Generic[BodyT]):
         apply(server.config.limits)
         parsed = self.parse(body)
         headers = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
-        return await self.prepare(server, parsed, _own_name(parsed) or rid), headers
+        name = _own_name(parsed)
+        if name is not None:
+            context = replace(context, request_id=name)
+        return await self.prepare(server, parsed, context), headers
 
     def _check_open(self, server: ServerState) -> None:
         generation = server.config.api.generation
@@ -60,7 +66,7 @@ class Endpoint(Generic[BodyT]):
 
 def _own_name(body: Body) -> str | None:
     name = getattr(body, "rid", None) or getattr(body, "request_id", None)
-    return name if isinstance(name, str) else None
+    return name if name and isinstance(name, str) else None
 
 
 def _other_task(task: Task) -> str:
@@ -78,7 +84,7 @@ def _other_task(task: Task) -> str:
 
 async def run(server: ServerState, job: Job) -> Any:
     """Run a job to its end and return the whole response."""
-    async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
+    async with aclosing(await server.calls.open(job.context, job.requests)) as outputs:
         return await job.result(outputs)
 
 
@@ -88,7 +94,7 @@ async def open_outputs(server: ServerState, job: Job, held: AsyncExitStack) -> O
     held:  closes the outputs, even if the task that opens them is cancelled at that moment
     """
     interval = server.config.api.stream_interval_tokens
-    outputs = await server.calls.open(job.rid, job.requests, interval_tokens=interval)
+    outputs = await server.calls.open(job.context, job.requests, interval_tokens=interval)
     held.push_async_callback(outputs.aclose)
     return outputs
 

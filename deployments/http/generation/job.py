@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.deployments.http.core.sse import ChunkWriter
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.engine.types import Request
 
@@ -15,14 +16,19 @@ from remora.engine.types import Request
 class Job(ABC):
     """One checked request.
 
-    rid:       name of the request, from the caller or generated
+    context:   its id, its caller and more
     requests:  one for each prompt
     streams:   whether the response is streamed
     """
 
-    rid: str
+    context: RequestContext
     requests: tuple[Request, ...]
     streams: bool = False
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.context.request_id
 
     @abstractmethod
     async def result(self, outputs: OutputStream) -> Any:

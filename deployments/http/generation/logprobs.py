@@ -31,13 +31,26 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: bool = False) -> None:
+def check_scored(
+    samplings: Sequence[SamplingParams],
+    prompt_lengths: Sequence[int],
+    param: str,
+    *,
+    is_repeated: bool = False,
+) -> None:
     """Raise InvalidRequest if a request may get too many log-probabilities.
 
-    num_tokens:   tokens of prompts and outputs that may get log-probabilities
-    top:          likely tokens reported with each token
-    is_repeated:  whether every event of a stream repeats all of them
+    samplings, prompt_lengths:  of each prompt
+    param:                      the caller's name of `sampling.logprobs`
+    is_repeated:                whether every event of a stream repeats all of them
     """
+    num_tokens = top = 0
+    for sampling, length in zip(samplings, prompt_lengths, strict=True):
+        if sampling.logprobs is not None:
+            num_tokens += sampling.n * (sampling.max_tokens or 0)
+        if sampling.prompt_logprobs is not None:
+            num_tokens += sampling.n * length
+        top = max(top, sampling.logprobs or 0, sampling.prompt_logprobs or 0)
     limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
     num_entries = num_tokens * (top + 1)
     if num_entries > limit:
@@ -47,20 +60,8 @@ def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: boo
             f"log-probabilities; the limit {what} is {limit}. Ask for fewer likely tokens, fewer "
             "output tokens, or fewer prompts at a time."
         )
-        raise InvalidRequest(message, param)
-
-
-def check_scored(sampling: SamplingParams, num_prompt: int, num_output: int, param: str) -> None:
-    """Raise InvalidRequest if a whole response may hold too many log-probabilities.
-
-    num_prompt, num_output:  tokens of all prompts together, for one of the n outputs
-    param:                   the caller's name of `sampling.logprobs`
-    """
-    num_tokens = 0 if sampling.logprobs is None else num_output
-    num_tokens += 0 if sampling.prompt_logprobs is None else num_prompt
-    top = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
-    named = "prompt_logprobs" if sampling.logprobs is None else param
-    check_num_entries(sampling.n * num_tokens, top, named)
+        has_output = any(sampling.logprobs is not None for sampling in samplings)
+        raise InvalidRequest(message, param if has_output else "prompt_logprobs")
 
 
 class TextOffsets:

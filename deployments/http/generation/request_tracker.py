@@ -13,18 +13,20 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.concurrency import ConcurrencyLimiter
-from remora.deployments.http.core.metrics import Metrics
-from remora.deployments.http.generation.resumption import resumable
+from remora.deployments.http.core.metrics import Metrics, RequestMetrics
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
+
+ItemT = TypeVar("ItemT")
 
 Event = tuple[int, Output]
 OutputStream = AsyncGenerator[Event, None]
@@ -36,9 +38,8 @@ _READY: Event = (0, Output(index=0, token_ids=(), text=""))
 class _Clock:
     """Measures latencies and lengths of one request."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.own = metrics.of_request()
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self.own = metrics
         self.started = time.monotonic()
         self._last: dict[tuple[int, int], float] = {}
 
@@ -52,8 +53,7 @@ class _Clock:
             self.own.first_token(now - self.started, output.queue_s)
         last[key] = now
         if output.finish_reason is not None:
-            self._metrics.count_finish(output.finish_reason.value)
-            self.own.finished(output.num_output_tokens)
+            self.own.finished(output.finish_reason.value, output.num_output_tokens)
 
 
 class _Intervals:
@@ -138,7 +138,7 @@ class RequestTracker:
 
     async def open(
         self,
-        rid: str,
+        context: RequestContext,
         requests: Sequence[Request],
         *,
         takes_place: bool = True,
@@ -146,28 +146,27 @@ class RequestTracker:
     ) -> OutputStream:
         """Submit all requests, and wait for the first output if there are any requests.
 
-        rid:              name of the whole request; the `request_id` of each prompt is a name too
+        context:          its id names the whole request; the `request_id` of each prompt is a name
+                          too
         takes_place:      whether the request counts towards `max_requests`
         interval_tokens:  outputs of a sequence are joined to this many tokens, except for the first
 
-        Raises the engine's errors, InvalidRequest for a request that exceeds the server's capacity,
-        and RequestTimedOut.
+        Raises the engine's errors and RequestTimedOut.
         """
-        wanted = sum(request.sampling.n for request in requests)
-        self.check_size(wanted, "prompt" if len(requests) > 1 else "n")
         try:
             self._client.check_health()
         except EngineError as error:
             # Not a fault of the request: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
+        rid = context.request_id
         numbered = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
-        if len(numbered) == 1:
-            numbered = [resumable(numbered[0])]
+        if context.answer is not None and len(numbered) == 1:
+            numbered = [context.answer.resumed(numbered[0])]
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
         intervals = None if interval_tokens == 1 else _Intervals(interval_tokens)
-        outputs = self._run(rid, names, numbered, takes_place, intervals)
+        outputs = self._run(context, names, numbered, takes_place, intervals)
         try:
             await self._wait_for_first(outputs, numbered)
         except BaseException:
@@ -213,7 +212,7 @@ class RequestTracker:
 
     async def _run(
         self,
-        rid: str,
+        context: RequestContext,
         names: Mapping[str, set[str]],
         requests: Sequence[Request],
         takes_place: bool,
@@ -225,22 +224,25 @@ class RequestTracker:
         """
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
-        clock = _Clock(self._metrics)
+        clock = _Clock(self._metrics.of_request(context.labels))
         for request in requests:
             clock.own.prompt(len(request.prompt_ids))
         unfinished = sum(request.sampling.n for request in requests)
-        trace = self.observers.begin(rid, requests)
+        trace = self.observers.begin(context.request_id, requests, context.trace)
         reason = "disconnect"
         limits = self.limits
         most = limits.max_requests if takes_place else None
+        is_single = len(requests) == 1
+        source = self._outputs(requests, limits.timeout_s)
         wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
             async with (
                 self._limiter.taken(most, wait_s=wait_s),
-                aclosing(self._merged(requests, limits.timeout_s)) as events,
+                aclosing(source) as events,
             ):
                 is_ready = False
-                async for prompt, output in events:
+                async for event in events:
+                    prompt, output = (0, event) if is_single else event
                     clock.note(prompt, output)
                     if trace is not None:
                         trace.note(prompt, output)
@@ -260,31 +262,28 @@ class RequestTracker:
             raise
         finally:
             if unfinished:
-                self._metrics.count_finish(reason, unfinished)
+                clock.own.count_finish(reason, unfinished)
             self.observers.end(trace, reason if unfinished else None)
             for name, ids in names.items():
                 self._open[name] -= ids
                 if not self._open[name]:
                     del self._open[name]
 
-    def _merged(self, requests: Sequence[Request], timeout_s: float | None) -> OutputStream:
-        """Return the outputs of all requests; after `timeout_s` they raise RequestTimedOut."""
+    def _outputs(
+        self, requests: Sequence[Request], timeout_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Return the outputs of a single request, or the events of several."""
         if len(requests) == 1:
-            outputs = _single(self._client.generate(requests[0]))
+            outputs: AsyncGenerator[Any, None] = self._client.generate(requests[0])
         else:
             outputs = _merge(self._client, requests)
+        # After `timeout_s` they raise RequestTimedOut.
         return outputs if timeout_s is None else _limited(outputs, timeout_s)
 
 
-async def _single(outputs: AsyncGenerator[Output, None]) -> OutputStream:
-    async with aclosing(outputs):
-        async for output in outputs:
-            yield 0, output
-
-
 async def _limited(
-    events: AsyncGenerator[Event, None], timeout_s: float
-) -> AsyncGenerator[Event, None]:
+    events: AsyncGenerator[ItemT, None], timeout_s: float
+) -> AsyncGenerator[ItemT, None]:
     """Yield events until `timeout_s` has passed; then raise RequestTimedOut."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     async with aclosing(events):

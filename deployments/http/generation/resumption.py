@@ -9,9 +9,7 @@ the same.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,49 +35,31 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
+class ResumableAnswer:
+    """An answer of which a gateway keeps what it needs to continue it on another replica.
+
+    begun:  what the client has received from another replica
+    note:   called with the tokens of each further chunk
+    """
+
     begun: Begun
     note: Callable[[bytes], None]
 
+    def resumed(self, request: Request) -> Request:
+        """Return the request, resumed after the output of another replica if it can be resumed."""
+        if not _is_exact(request.sampling) or request.heal:
+            return request
+        lora_id = request.lora_id
+        groups = [orjson.loads(group) for group in self.begun.tokens]
+        # Output of another version of an adapter is not continued but generated anew; the checksum
+        # shows whether it is the same.
+        is_same = all(made_by == lora_id for made_by, _ in groups)
+        given = tuple(_read(group, request.request_id) for _, group in groups) if is_same else ()
 
-_context: ContextVar[_Context | None] = ContextVar("_context", default=None)
+        def note_events(events: Sequence[SequenceOutput]) -> None:
+            self.note(_write(lora_id, events))
 
-
-def go_on_from(begun: Begun, note: Callable[[bytes], None]) -> None:
-    """Resume the running task's answer after `begun`, if it can be resumed.
-
-    note:  called with the tokens of each further chunk
-    """
-    _context.set(_Context(begun, note))
-
-
-def created_at() -> int:
-    """Return the creation time of the answer, in seconds since 1970."""
-    context = _context.get()
-    return int(time.time()) if context is None else context.begun.created
-
-
-def must_repeat() -> bool:
-    """Return whether another replica must write the same bytes, so that chunks omit times."""
-    return _context.get() is not None
-
-
-def resumable(request: Request) -> Request:
-    """Return the request, resumed after the output of another replica if it can be resumed."""
-    context = _context.get()
-    if context is None or not _is_exact(request.sampling) or request.heal:
-        return request
-    note, lora_id = context.note, request.lora_id
-    groups = [orjson.loads(group) for group in context.begun.tokens]
-    # Output of another version of an adapter is not continued but generated anew; the checksum
-    # shows whether it is the same.
-    is_same = all(made_by == lora_id for made_by, _ in groups)
-    given = tuple(_read(group, request.request_id) for _, group in groups) if is_same else ()
-
-    def note_events(events: Sequence[SequenceOutput]) -> None:
-        note(_write(lora_id, events))
-
-    return replace(request, resumption=Resumption(given, note_events))
+        return replace(request, resumption=Resumption(given, note_events))
 
 
 def _is_exact(sampling: SamplingParams) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.core.auth import viewer
 from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.sse import EventStream, while_connected
 from remora.deployments.http.core.wire import JSONAnswer, read_json, written
 from remora.deployments.http.generation.endpoint import Endpoint, open_outputs, run
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -51,13 +51,12 @@ def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
     """Return the route of an endpoint that generates."""
 
     async def handle(request: Request) -> Response:
-        request_id = request.state.request_id
+        context = RequestContext.of(request, server.metrics.labels)
         body = await read_body(server, request)
         if endpoint.dialect is not None:
             request.state.dialect = endpoint.dialect(body)
         dialect = request.state.dialect
-        own = server.for_caller(request.state.owner, viewer(request))
-        job, headers = await endpoint.job(own, body, request_id)
+        job, headers = await endpoint.job(server, body, context)
         if not job.streams:
             whole = await while_connected(request, run(server, job))
             return JSONAnswer(await written(whole), headers=dict(headers))
@@ -65,7 +64,7 @@ def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
             # Headers are sent only once there is a first output.
             outputs = await while_connected(request, open_outputs(server, job, held))
             answer = EventStream(
-                outputs, job.writer(), dialect, request_id=request_id, headers=headers
+                outputs, job.writer(), dialect, request_id=context.request_id, headers=headers
             )
             held.pop_all()  # the response closes the outputs
         return answer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.core.field_names import retold
 from remora.deployments.http.core.fields import OpenAIBody, SamplingBody
-from remora.engine.types import MAX_SEED, Grammar, SamplingParams
+from remora.engine.types import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from remora.deployments.http.generation.server_state import ServerState
@@ -129,9 +129,3 @@ def check_vocabulary(ids: Collection[int], vocab_size: int, param: str) -> None:
     if not 0 <= bad < vocab_size:
         message = f"{param} holds {str(bad)[:20]}; token ids lie between 0 and {vocab_size - 1}."
         raise InvalidRequest(message, param)
-
-
-def may_heal(server: ServerState, sampling: SamplingParams, grammar: Grammar | None) -> bool:
-    """Return whether the last token of a text prompt is generated anew."""
-    is_free = grammar is None and sampling.prompt_logprobs is None
-    return server.config.grammar.token_healing and is_free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, UnknownModel
@@ -51,58 +51,26 @@ class GrammarMaker(Protocol):
         ...
 
 
-class ModelServer(Protocol):
-    """A running engine, as the replica holds it."""
+@dataclass(eq=False, kw_only=True)
+class ServedEngine:
+    """A running engine and what is served with it, as a replica creates them.
 
-    @property
-    def client(self) -> EngineClient:
-        """The engine."""
-        ...
+    generation_defaults:  the model's generation_config
+    exchange:             replaces weights; None = weights cannot be replaced
+    pooling:              facts of a pooling model; None = the model generates text
+    inspection:           profiling and inspection of the engine; None = not available
+    """
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer and chat template."""
-        ...
-
-    @property
-    def plan(self) -> EnginePlan:
-        """The engine's plan."""
-        ...
-
-    @property
-    def config(self) -> ServeConfig:
-        """The configuration."""
-        ...
-
-    @property
-    def grammars(self) -> GrammarMaker:
-        """Compiles constraints on output."""
-        ...
-
-    @property
-    def generation_defaults(self) -> Mapping[str, Any]:
-        """The model's generation_config."""
-        ...
-
-    @property
-    def adapters(self) -> Adapters:
-        """The served adapters."""
-        ...
-
-    @property
-    def exchange(self) -> WeightUpdate | None:
-        """The functions that replace weights; None = weights cannot be replaced."""
-        ...
-
-    @property
-    def pooling(self) -> PoolingFacts | None:
-        """Facts of a pooling model; None = the model generates text."""
-        ...
-
-    @property
-    def inspection(self) -> Inspection | None:
-        """Profiling and inspection of the engine; None = not available."""
-        ...
+    client: EngineClient
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    config: ServeConfig
+    grammars: GrammarMaker
+    generation_defaults: Mapping[str, Any]
+    adapters: Adapters
+    exchange: WeightUpdate | None = None
+    pooling: PoolingFacts | None = None
+    inspection: Inspection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +97,6 @@ class ServedModel:
     lora_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The sender of a request.
-
-    owner:   owner of the objects that the request creates
-    viewer:  owner of the objects that the request may see; None = all owners
-    """
-
-    owner: str = ""
-    viewer: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """The state that request handlers need."""
@@ -159,11 +115,10 @@ class ServerState:
     tasks: TaskPrompts
     created: int
     pooling: PoolingSide | None = None
-    caller: Caller = Caller()
     _parts: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
-    def over(cls, server: ModelServer) -> ServerState:
+    def over(cls, server: ServedEngine) -> ServerState:
         """Return the state of a running engine."""
         metrics = Metrics(
             server.client.stats,
@@ -220,10 +175,6 @@ class ServerState:
         self.client.limit_queue(self.plan)
         self.calls.limits = RequestLimits.of(config, self.plan)
 
-    def for_caller(self, owner: str, viewer: str | None) -> ServerState:
-        """Return the state for one caller's requests; arguments as in Caller."""
-        return replace(self, caller=Caller(owner, viewer))
-
     def part(self, kind: type[PartT], make: Callable[[ServeConfig], PartT]) -> PartT:
         """Return the API's single object of this type, created at the first call."""
         if kind not in self._parts:
@@ -259,7 +210,7 @@ class ServerState:
         return self.config.api.unknown_fields == "reject"
 
 
-def _pooling_side(server: ModelServer) -> PoolingSide | None:
+def _pooling_side(server: ServedEngine) -> PoolingSide | None:
     facts = server.pooling
     if facts is None:
         return None

@@ -14,16 +14,21 @@ from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import PREFIX, Body
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
-from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.constraints import OutputConstraint, output_constraint
 from remora.deployments.http.generation.job import Job
-from remora.deployments.http.generation.logprobs import check_scored, finite
-from remora.deployments.http.generation.prompts import check_room, encode, prompt_ids, usual_cut
+from remora.deployments.http.generation.logprobs import finite
+from remora.deployments.http.generation.prompts import encode, usual_cut
 from remora.deployments.http.generation.replies import Replies, Reply
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import (
     as_seed,
     check_vocabulary,
-    may_heal,
     sampling_params,
 )
 from remora.deployments.http.generation.server_state import ServerState
@@ -35,9 +40,7 @@ from remora.deployments.http.lightllm.bodies import (
 )
 from remora.engine.types import (
     FinishReason,
-    Grammar,
     Output,
-    Request,
     SamplingParams,
     TokenLogprob,
 )
@@ -215,7 +218,7 @@ class _Constraints(Body):
     guided_regex: str | None = None
 
 
-async def _grammar(server: ServerState, parameters: LightParameters) -> Grammar | None:
+def _constraint(server: ServerState, parameters: LightParameters) -> OutputConstraint | None:
     found = {
         "guided_json": parameters.guided_json,
         "guided_grammar": parameters.guided_grammar,
@@ -226,43 +229,39 @@ async def _grammar(server: ServerState, parameters: LightParameters) -> Grammar 
         name = f"{PREFIX}allowed_token_ids"
         raise unsupported(name, f"{name} cannot be combined with a constraint on the output.")
     with in_callers_words(_RENAMES):
-        return await grammar_of(server, _Constraints(**found), prefix=PREFIX)
+        constraint = output_constraint(server, _Constraints(**found), prefix=PREFIX)
+    if constraint is not None and parameters.regular_constraint is not None:
+        return constraint._replace(param=f"{PREFIX}regular_constraint")
+    return constraint
 
 
-async def prepare_light(server: ServerState, body: LightBody, rid: str) -> LightJob:
+async def prepare_light(server: ServerState, body: LightBody, context: RequestContext) -> LightJob:
     """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    lora_id = (await server.model(body.model)).lora_id
+    model = await server.model(body.model)
     parameters = body.parameters
     if body.stream and parameters.num_drawn > 1:
         name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"
         raise unsupported(name, f"{name} must be 1 with a stream.")
-    sampling = _sampling(server, body)
-    (ids,) = await prompt_ids(
-        server,
-        [body.inputs],
-        add_special_tokens=parameters.add_special_tokens is not False,
-        param="inputs",
-        cut=usual_cut(server, sampling.max_tokens),
+    generation = GenerationRequest(
+        prompt=body.inputs,
+        sampling=_sampling(server, body),
+        model=model,
+        constraint=_constraint(server, parameters),
     )
-    server.calls.check_size(sampling.n, _names(parameters)["n"])
-    check_room(len(ids), sampling.max_tokens, server.plan, "inputs")
-    if not body.stream:
-        check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}max_new_tokens")
-    grammar = await _grammar(server, parameters)
-    request = Request(
-        request_id=rid,
-        prompt_ids=ids,
-        sampling=sampling,
-        grammar=grammar,
-        heal=may_heal(server, sampling, grammar),
-        lora_id=lora_id,
+    options = PromptSettings(
+        add_special_tokens=parameters.add_special_tokens is not False,
+        cut=usual_cut(server, generation.sampling.max_tokens),
+        param="inputs",
+        count_param=_names(parameters)["n"],
+        scored_param=f"{PREFIX}max_new_tokens",
+        is_scored_whole=not body.stream,
     )
     return LightJob(
-        rid=rid,
-        requests=(request,),
+        context=context,
+        requests=await prepare(server, context, [generation], options),
         streams=body.stream,
         body=body,
         tokenizer=server.tokenizer,

@@ -10,6 +10,7 @@ from typing import Any
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.bodies import EmbedBody, EmbedPromptBody
@@ -44,7 +45,9 @@ class Embedder:
     def __init__(self, embeddings: Endpoint[Any]) -> None:
         self._embeddings = embeddings
 
-    async def prepare(self, server: ServerState, body: EmbedBody, rid: str) -> EmbedJob:
+    async def prepare(
+        self, server: ServerState, body: EmbedBody, context: RequestContext
+    ) -> EmbedJob:
         """Return the job of texts; its response lists the vectors. Raises RequestError."""
         started = time.monotonic_ns()
         model = await check_name(server, body.model)
@@ -64,10 +67,10 @@ class Embedder:
                 "prompt_eval_count": answer["usage"]["prompt_tokens"],
             }
 
-        return await self._job(server, fields, rid, convert)
+        return await self._job(server, fields, context, convert)
 
     async def prepare_prompt(
-        self, server: ServerState, body: EmbedPromptBody, rid: str
+        self, server: ServerState, body: EmbedPromptBody, context: RequestContext
     ) -> EmbedJob:
         """Return the job of one text. Raises RequestError."""
         fields = {
@@ -77,16 +80,19 @@ class Embedder:
         }
         with in_callers_words(PROMPT):
             return await self._job(
-                server, fields, rid, lambda answer: {"embedding": answer["data"][0]["embedding"]}
+                server,
+                fields,
+                context,
+                lambda answer: {"embedding": answer["data"][0]["embedding"]},
             )
 
     async def _job(
         self,
         server: ServerState,
         fields: Mapping[str, Any],
-        rid: str,
+        context: RequestContext,
         convert: Callable[[Any], dict[str, Any]],
     ) -> EmbedJob:
         body = self._embeddings.parse(fields)
-        inner = await self._embeddings.prepare(server, body, rid)
-        return EmbedJob(rid=rid, requests=inner.requests, inner=inner, convert=convert)
+        inner = await self._embeddings.prepare(server, body, context)
+        return EmbedJob(context=context, requests=inner.requests, inner=inner, convert=convert)

@@ -15,6 +15,7 @@ from remora.deployments.http.generation.completions import prepare_completion
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.reasoning import EFFORT, EFFORT_OFF, SWITCHES
 from remora.deployments.http.generation.replies import Replies
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.answers import OllamaJob
 from remora.deployments.http.ollama.bodies import (
@@ -59,19 +60,24 @@ def _thought(server: ServerState, *, is_wanted: bool) -> dict[str, Any]:
 
 
 async def _of_chat(
-    server: ServerState, body: OllamaBody, rid: str, fields: dict[str, Any], *, is_chat: bool
+    server: ServerState,
+    body: OllamaBody,
+    context: RequestContext,
+    fields: dict[str, Any],
+    *,
+    is_chat: bool,
 ) -> OllamaJob:
     started_ns = time.monotonic_ns()
     with in_callers_words(RENAMES):
-        chat = await prepare_chat(server, parse(ChatBody, fields), rid)
-    job = _job(server, body, rid, started_ns, is_chat=is_chat, served_name=chat.model.name)
+        chat = await prepare_chat(server, parse(ChatBody, fields), context)
+    job = _job(server, body, context, started_ns, is_chat=is_chat, served_name=chat.model.name)
     return replace(job, requests=(chat.request,), replies=chat.replies)
 
 
 def _job(
     server: ServerState,
     body: OllamaBody,
-    rid: str,
+    context: RequestContext,
     started_ns: int,
     *,
     is_chat: bool,
@@ -80,7 +86,7 @@ def _job(
 ) -> OllamaJob:
     """Return the job of a body; without requests, it only loads or unloads the model."""
     return OllamaJob(
-        rid=rid,
+        context=context,
         requests=requests,
         streams=body.streams,
         body=body,
@@ -92,37 +98,39 @@ def _job(
     )
 
 
-async def prepare_ollama_chat(server: ServerState, body: OllamaChatBody, rid: str) -> OllamaJob:
+async def prepare_ollama_chat(
+    server: ServerState, body: OllamaChatBody, context: RequestContext
+) -> OllamaJob:
     """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.messages:
-        return _job(server, body, rid, time.monotonic_ns(), is_chat=True)
+        return _job(server, body, context, time.monotonic_ns(), is_chat=True)
     fields = _chat_fields(server, body, model) | {
         "messages": [message.as_openai() for message in body.messages]
     }
     if body.tools:
         fields["tools"] = body.tools
-    return await _of_chat(server, body, rid, fields, is_chat=True)
+    return await _of_chat(server, body, context, fields, is_chat=True)
 
 
 async def prepare_ollama_generate(
-    server: ServerState, body: OllamaGenerateBody, rid: str
+    server: ServerState, body: OllamaGenerateBody, context: RequestContext
 ) -> OllamaJob:
     """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.prompt:
-        return _job(server, body, rid, time.monotonic_ns(), is_chat=False)
+        return _job(server, body, context, time.monotonic_ns(), is_chat=False)
     if body.raw or body.suffix:
-        return await _of_text(server, body, rid, model)
+        return await _of_text(server, body, context, model)
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     fields = _chat_fields(server, body, model) | {"messages": messages}
-    return await _of_chat(server, body, rid, fields, is_chat=False)
+    return await _of_chat(server, body, context, fields, is_chat=False)
 
 
 async def _of_text(
-    server: ServerState, body: OllamaGenerateBody, rid: str, model: str
+    server: ServerState, body: OllamaGenerateBody, context: RequestContext, model: str
 ) -> OllamaJob:
     """Return the job of a raw prompt, or of a prompt with a suffix."""
     started_ns = time.monotonic_ns()
@@ -136,10 +144,12 @@ async def _of_text(
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     with in_callers_words(RENAMES):
-        completion = await prepare_completion(server, parse(CompletionBody, fields), rid)
+        completion = await prepare_completion(server, parse(CompletionBody, fields), context)
     (request,) = completion.requests
     if body.options is None or body.options.max_tokens is None:
         # Ollama has no default output limit.
         request = replace(request, sampling=replace(request.sampling, max_tokens=None))
     name = completion.model.name
-    return _job(server, body, rid, started_ns, is_chat=False, served_name=name, requests=(request,))
+    return _job(
+        server, body, context, started_ns, is_chat=False, served_name=name, requests=(request,)
+    )

@@ -12,6 +12,7 @@ from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
 from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.replies import Replies, Reply
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.openai.chat_choices import ChoiceWriter, reasoning_names
@@ -125,9 +126,9 @@ _CHUNK = "chat.completion.chunk"
 
 def _envelope(chat: PreparedChat, kind: str) -> dict[str, Any]:
     envelope: dict[str, Any] = {
-        "id": f"chatcmpl-{chat.rid}",
+        "id": f"chatcmpl-{chat.context.request_id}",
         "object": kind,
-        "created": chat.created,
+        "created": chat.context.created,
         "model": chat.model.name,
     }
     if chat.body.service_tier is not None:
@@ -145,15 +146,15 @@ def _prompt_fields(chat: PreparedChat) -> dict[str, Any]:
     return fields
 
 
-async def prepare_chat_job(server: ServerState, body: ChatBody, rid: str) -> ChatJob:
+async def prepare_chat_job(server: ServerState, body: ChatBody, context: RequestContext) -> ChatJob:
     """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    chat = await prepare_chat(server, body, rid)
+    chat = await prepare_chat(server, body, context)
     names = reasoning_names(server.config.api.reasoning_field)
     return ChatJob(
-        rid=rid,
+        context=context,
         requests=(chat.request,),
         streams=bool(body.stream),
         chat=chat,

@@ -12,6 +12,7 @@ from remora.deployments.http.generation.completions import PreparedCompletion, p
 from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.logprobs import LogprobEntry, TextOffsets
 from remora.deployments.http.generation.replies import Replies, Reply, with_pauses
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import FinishReason, Output
@@ -111,9 +112,9 @@ class _ChoiceWriter:
     def envelope(self) -> dict[str, Any]:
         """Return the fields of an answer or a chunk other than its choices."""
         envelope: dict[str, Any] = {
-            "id": f"cmpl-{self._completion.rid}",
+            "id": f"cmpl-{self._completion.context.request_id}",
             "object": "text_completion",
-            "created": self._completion.created,
+            "created": self._completion.context.created,
             "model": self._completion.model.name,
         }
         if self._body.service_tier is not None:
@@ -215,15 +216,15 @@ def _text_choice(number: int, text: str) -> dict[str, Any]:
 
 
 async def prepare_completion_job(
-    server: ServerState, body: CompletionBody, rid: str
+    server: ServerState, body: CompletionBody, context: RequestContext
 ) -> CompletionJob:
     """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    completion = await prepare_completion(server, body, rid)
+    completion = await prepare_completion(server, body, context)
     return CompletionJob(
-        rid=rid,
+        context=context,
         requests=completion.requests,
         streams=bool(body.stream),
         completion=completion,

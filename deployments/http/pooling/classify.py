@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import fault, is_token_list, parse
 from remora.deployments.http.generation.bodies import PromptInput
-from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.embeddings import prompt_text
 from remora.deployments.http.pooling.requests import (
@@ -100,12 +100,12 @@ def parse_classify(body: Any) -> ClassifyBody | EncodeBody:
 
 
 async def prepare_classify(
-    server: ServerState, body: ClassifyBody | EncodeBody, rid: str
+    server: ServerState, body: ClassifyBody | EncodeBody, context: RequestContext
 ) -> PoolingJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, *SCORING)
     if isinstance(body, EncodeBody):
-        return await prepare_encode(server, body, rid)
+        return await prepare_encode(server, body, context)
     if facts.step_token is not None:
         raise InvalidRequest(
             "This server's model judges every step and gives no label of the whole; ask /pooling "
@@ -126,12 +126,14 @@ async def prepare_classify(
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
         data = [label(index, numbers) for index, numbers in enumerate(results)]
-        return _listed(f"classify-{rid}", model, data, rows)
+        return _listed("classify", context, model, data, rows)
 
-    return job_of(rid, body, rows, tell)
+    return job_of(context, body, rows, tell)
 
 
-async def prepare_pooling(server: ServerState, body: PoolingBody, rid: str) -> PoolingJob:
+async def prepare_pooling(
+    server: ServerState, body: PoolingBody, context: RequestContext
+) -> PoolingJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, "embed", *SCORING)
     model = (await server.model(body.model)).name
@@ -158,12 +160,14 @@ async def prepare_pooling(server: ServerState, body: PoolingBody, rid: str) -> P
             }
             for index, numbers in enumerate(results)
         ]
-        return _listed(f"pool-{rid}", model, data, rows)
+        return _listed("pool", context, model, data, rows)
 
-    return job_of(rid, body, rows, tell, per_token=per_token)
+    return job_of(context, body, rows, tell, per_token=per_token)
 
 
-async def prepare_encode(server: ServerState, body: EncodeBody, rid: str) -> PoolingJob:
+async def prepare_encode(
+    server: ServerState, body: EncodeBody, context: RequestContext
+) -> PoolingJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, "embed", *SCORING)
     await server.model(body.model)
@@ -178,13 +182,13 @@ async def prepare_encode(server: ServerState, body: EncodeBody, rid: str) -> Poo
         answers = [
             {
                 "embedding": _meant(facts, numbers, None).tolist(),
-                "meta_info": {"id": rid, "prompt_tokens": len(row.token_ids)},
+                "meta_info": {"id": context.request_id, "prompt_tokens": len(row.token_ids)},
             }
             for row, numbers in zip(rows, results, strict=True)
         ]
         return answers[0] if given.is_one else answers
 
-    return job_of(rid, body, rows, tell)
+    return job_of(context, body, rows, tell)
 
 
 def _check_steps(facts: PoolingFacts, rows: list[Row], param: str) -> None:
@@ -220,11 +224,13 @@ def _meant(
     return scores_of(numbers, facts.activation)
 
 
-def _listed(name: str, model: str, data: list[dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
+def _listed(
+    prefix: str, context: RequestContext, model: str, data: list[dict[str, Any]], rows: list[Row]
+) -> dict[str, Any]:
     return {
-        "id": name,
+        "id": f"{prefix}-{context.request_id}",
         "object": "list",
-        "created": created_at(),
+        "created": context.created,
         "model": model,
         "data": data,
         "usage": usage_of(rows),

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import Label, fault
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.requests import (
     ChatMessage,
@@ -46,7 +47,9 @@ class EmbeddingsBody(PoolingBaseBody):
         return self
 
 
-async def prepare_embeddings(server: ServerState, body: EmbeddingsBody, rid: str) -> PoolingJob:
+async def prepare_embeddings(
+    server: ServerState, body: EmbeddingsBody, context: RequestContext
+) -> PoolingJob:
     """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
@@ -80,7 +83,7 @@ async def prepare_embeddings(server: ServerState, body: EmbeddingsBody, rid: str
             "usage": usage_of(rows),
         }
 
-    return job_of(rid, body, rows, tell)
+    return job_of(context, body, rows, tell)
 
 
 def prompt_text(facts: PoolingFacts, name: str | None) -> str:

@@ -22,6 +22,7 @@ from remora.deployments.http.core.fields import Body, Label, fault, is_token_lis
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
@@ -127,7 +128,7 @@ def facts_of(server: ServerState, *tasks: Task) -> PoolingFacts:
 
 
 def job_of(
-    rid: str,
+    context: RequestContext,
     body: PoolingBaseBody,
     rows: Sequence[Row],
     tell: Callable[[list[FloatArray]], Any],
@@ -136,11 +137,11 @@ def job_of(
 ) -> PoolingJob:
     """Return the job that computes the rows."""
     return PoolingJob(
-        rid=rid,
+        context=context,
         tell=tell,
         requests=tuple(
             Request(
-                request_id=rid,
+                request_id=context.request_id,
                 prompt_ids=row.token_ids,
                 sampling=NO_TEXT,
                 priority=body.priority or 0,
@@ -206,6 +207,7 @@ def check_rows(
 
     max_tokens:  truncation limit of the rows; a row may exceed it, since its frame is kept
     """
+    server.calls.check_size(len(rows), param)
     limit = server.plan.max_sequence_tokens
     for row in rows:
         if max_tokens is not None and len(row.token_ids) > max_tokens:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import as_list, fault
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
-from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.embeddings import prompt_text
 from remora.deployments.http.pooling.requests import (
@@ -88,7 +88,9 @@ class PairScoreBody(PoolingBaseBody):
         return self.text_2 or self.documents or []
 
 
-async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> PoolingJob:
+async def prepare_rerank(
+    server: ServerState, body: RerankBody, context: RequestContext
+) -> PoolingJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     model = (await server.model(body.model)).name
     pairs = _Pairs(server, body, body.instruction)
@@ -99,7 +101,7 @@ async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> Poo
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         shows = body.return_documents is not False
         return {
-            "id": f"rerank-{rid}",
+            "id": f"rerank-{context.request_id}",
             "model": model,
             "usage": usage_of(rows),
             "results": [
@@ -112,10 +114,12 @@ async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> Poo
             ],
         }
 
-    return job_of(rid, body, rows, tell)
+    return job_of(context, body, rows, tell)
 
 
-async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str) -> PoolingJob:
+async def prepare_pair_score(
+    server: ServerState, body: PairScoreBody, context: RequestContext
+) -> PoolingJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     model = (await server.model(body.model)).name
     pairs = _Pairs(server, body, body.instruction)
@@ -123,9 +127,9 @@ async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str)
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
         return {
-            "id": f"score-{rid}",
+            "id": f"score-{context.request_id}",
             "object": "list",
-            "created": created_at(),
+            "created": context.created,
             "model": model,
             "data": [
                 {"index": index, "object": "score", "score": score}
@@ -134,7 +138,7 @@ async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str)
             "usage": usage_of(rows),
         }
 
-    return job_of(rid, body, rows, tell)
+    return job_of(context, body, rows, tell)
 
 
 class _Pairs:

@@ -19,6 +19,7 @@ from remora.configs.errors import Unavailable, UnknownModel
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.wire import dumps
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.store import MemoryStore, ResponseStore, store_of
 
@@ -205,10 +206,10 @@ class Archive:
         return self._store
 
 
-def archive_of(server: ServerState) -> Archive:
+def archive_of(server: ServerState, context: RequestContext) -> Archive:
     """Return the server's archive as the request's caller sees it. Raises ConfigError."""
     archive = server.part(Archive, Archive.configured)
-    return archive.seen_by(server.caller.owner, server.caller.viewer)
+    return archive.seen_by(context.owner, context.viewer)
 
 
 class ItemIds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -13,13 +13,13 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.auth import viewer
 from remora.deployments.http.core.errors import error_body, unsupported
 from remora.deployments.http.core.field_names import in_callers_words
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
 from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.archive import (
@@ -41,7 +41,7 @@ MAX_LISTED = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseJob(Job):
-    """A validated request. `rid` is the id of the response, not the caller's request id.
+    """A validated request. `context` has the id of the response, not the caller's request id.
 
     ids:  ids for the response's items, and for input items without an id
     """
@@ -73,7 +73,7 @@ class ResponseJob(Job):
         return {
             "id": self.rid,
             "object": "response",
-            "created_at": self.chat.created,
+            "created_at": self.context.created,
             "completed_at": None,
             "status": status,
             "background": False,
@@ -206,25 +206,28 @@ def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
     return [{name: getattr(tool, name) for name in names} for tool in body.tools or ()]
 
 
-async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -> ResponseJob:
+async def prepare_response(
+    server: ServerState, body: ResponsesBody, context: RequestContext
+) -> ResponseJob:
     """Return the job of a body after all checks that need no engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse, Unavailable.
     """
-    archive = archive_of(server)
+    archive = archive_of(server, context)
     earlier = await earlier_items(archive, body)
     body = body.model_copy(update={"input": await with_references(archive, body.input)})
     chat = chat_body(body, earlier)
     with in_callers_words(RENAMES):
-        prepared = await prepare_chat(server, chat, new_response_id())
+        context = replace(context, request_id=new_response_id())
+        prepared = await prepare_chat(server, chat, context)
     return ResponseJob(
-        rid=prepared.rid,
+        context=context,
         requests=(prepared.request,),
         streams=bool(body.stream),
         body=body,
         chat=prepared,
         archive=archive,
-        ids=ItemIds(prepared.rid),
+        ids=ItemIds(context.request_id),
     )
 
 
@@ -233,7 +236,7 @@ def responses_routes(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     def archive_for(request: HTTPRequest) -> Archive:
-        return archive_of(server.for_caller(request.state.owner, viewer(request)))
+        return archive_of(server, RequestContext.of(request, server.metrics.labels))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(request: HTTPRequest, response_id: str, stream: bool = False) -> Response:

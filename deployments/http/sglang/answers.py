@@ -13,7 +13,6 @@ from typing import Any
 
 from remora.deployments.http.generation.logprobs import LogprobEntry, LogprobWriter
 from remora.deployments.http.generation.replies import Replies, Reply
-from remora.deployments.http.generation.resumption import must_repeat
 from remora.deployments.http.generation.weight_update import Weights
 from remora.deployments.http.sglang.bodies import PromptOptions
 from remora.engine.types import FinishReason
@@ -51,6 +50,7 @@ class AnswerOptions:
     with_text:       whether log-probabilities include the tokens' texts
     eos_ids:         the model's end-of-sequence tokens
     weights:         provides the version of the weights
+    must_repeat:     whether another replica must write the same bytes, so that chunks omit times
     """
 
     started: float
@@ -58,6 +58,7 @@ class AnswerOptions:
     eos_ids: Collection[int]
     logprobs: LogprobWriter
     weights: Weights
+    must_repeat: bool
 
 
 class AnswerWriter:
@@ -105,7 +106,7 @@ class AnswerWriter:
             "cached_tokens": reply.num_cached_tokens,
             "weight_version": self._weight_version,
         }
-        if reply.finish_reason is not None or not must_repeat():
+        if reply.finish_reason is not None or not self._options.must_repeat:
             meta["e2e_latency"] = time.monotonic() - self._options.started
         if reply.finish_reason is not None and reply.hidden_states is not None:
             states = reply.hidden_states.tolist()

@@ -12,20 +12,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.body_limits import check_sequences, limit
+from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
-from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.constraints import output_constraint
 from remora.deployments.http.generation.job import Job
-from remora.deployments.http.generation.logprobs import LogprobWriter, check_num_entries
-from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
+from remora.deployments.http.generation.logprobs import LogprobWriter
+from remora.deployments.http.generation.prompts import usual_cut
 from remora.deployments.http.generation.replies import Replies
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, may_heal, sampling_params
+from remora.deployments.http.generation.sampling import as_seed, sampling_params
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.sglang.answers import AnswerOptions, AnswerWriter, Prompt
 from remora.deployments.http.sglang.bodies import GenerateBody, PromptOptions
-from remora.engine.types import Output, Request, SamplingParams
+from remora.engine.types import Output, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 PREFIX = "sampling_params."
@@ -94,7 +100,6 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
     if any((one.sampling.n or 1) != n for one in options):
         message = "n must be the same for all prompts of a batch."
         raise unsupported("sampling_params.n", message)
-    check_sequences(n * len(options), "sampling_params.n")
 
 
 def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
@@ -141,34 +146,9 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
     )
 
 
-def _check_logprobs(
-    prompts: Sequence[Prompt], samplings: Sequence[SamplingParams], *, is_repeated: bool
-) -> None:
-    """Raise InvalidRequest if the response, or one stream event, may be too large."""
-    num_tokens = 0
-    for prompt, sampling in zip(prompts, samplings, strict=True):
-        if sampling.logprobs is not None:
-            num_tokens += sampling.n * (sampling.max_tokens or 0)
-        if sampling.prompt_logprobs is not None:
-            num_tokens += sampling.n * len(prompt.ids)
-    top = max(sampling.logprobs or 0 for sampling in samplings)
-    check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=is_repeated)
-
-
-def _prompts(rid: str, options: Sequence[PromptOptions], ids: Sequence[list[int]]) -> list[Prompt]:
-    """Return the prompts; one without an id gets the request's, numbered if there are several."""
-    return [
-        Prompt(
-            name=one.rid or (f"{rid}_{number}" if len(options) > 1 else rid),
-            ids=ids[number],
-            options=one,
-            is_dry=one.sampling.max_new_tokens == 0,
-        )
-        for number, one in enumerate(options)
-    ]
-
-
-async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) -> GenerateJob:
+async def prepare_generate(
+    server: ServerState, body: GenerateBody, context: RequestContext
+) -> GenerateJob:
     """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
@@ -177,54 +157,53 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
     own = await server.model(body.model)
     given, param = body.given
     options = body.options
-    lora_ids = [
-        (own if one.adapter is None else await server.model(one.adapter, "lora_path")).lora_id
-        for one in options
-    ]
     _check_n(options)
     samplings = [_sampling(server, body, one) for one in options]
-    n = samplings[0].n
-    server.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
-    longest = max(sampling.max_tokens or 1 for sampling in samplings)
-    task = server.tasks.ids(body.task_id)
-    ids = await prompt_ids(
-        server,
-        given.prompts,
-        add_special_tokens=True,
-        param=param,
-        cut=usual_cut(server, longest),
-        before=task,
-    )
-    prompts = _prompts(rid, options, ids)
-    for prompt, sampling in zip(prompts, samplings, strict=True):
-        check_room(len(prompt.ids), sampling.max_tokens, server.plan, param)
-    pairs = zip(prompts, samplings, strict=True)
-    _check_hidden(server, body, sum(len(one.ids) + (two.max_tokens or 0) for one, two in pairs))
     is_delta = server.config.api.stream_text == "delta"
-    _check_logprobs(prompts, samplings, is_repeated=bool(body.stream) and not is_delta)
-    grammars = [await grammar_of(server, one.sampling, prefix=PREFIX) for one in options]
-    requests = tuple(
-        Request(
-            request_id=prompt.name,
-            prompt_ids=prompt.ids,
+    longest = max(sampling.max_tokens or 1 for sampling in samplings)
+    generations = [
+        GenerationRequest(
+            prompt=prompt,
             sampling=sampling,
+            model=own if one.adapter is None else await server.model(one.adapter, "lora_path"),
+            name=one.rid or (f"{context.request_id}_{number}" if len(options) > 1 else None),
+            constraint=output_constraint(server, one.sampling, prefix=PREFIX),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            grammar=grammar,
-            heal=isinstance(text, str) and may_heal(server, sampling, grammar),
-            lora_id=lora_id,
-            kept_tokens=len(task),
         )
-        for prompt, text, sampling, grammar, lora_id in zip(
-            prompts, given.prompts, samplings, grammars, lora_ids, strict=True
+        for number, (prompt, one, sampling) in enumerate(
+            zip(given.prompts, options, samplings, strict=True)
         )
+    ]
+    requests = await prepare(
+        server,
+        context,
+        generations,
+        PromptSettings(
+            cut=usual_cut(server, longest),
+            task=server.tasks.ids(body.task_id),
+            param=param,
+            count_param=f"{PREFIX}n",
+            scored_param="top_logprobs_num",
+            is_repeated=bool(body.stream) and not is_delta,
+        ),
     )
+    num_tokens = sum(len(one.prompt_ids) + (one.sampling.max_tokens or 0) for one in requests)
+    _check_hidden(server, body, num_tokens)
     return GenerateJob(
-        rid=rid,
+        context=context,
         requests=requests,
         streams=bool(body.stream),
         body=body,
-        prompts=prompts,
+        prompts=[
+            Prompt(
+                name=request.request_id,
+                ids=list(request.prompt_ids),
+                options=one,
+                is_dry=one.sampling.max_new_tokens == 0,
+            )
+            for request, one in zip(requests, options, strict=True)
+        ],
         is_list=given.is_list or samplings[0].n > 1,
         is_delta=is_delta,
         answers=AnswerOptions(
@@ -233,5 +212,6 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
             eos_ids=server.tokenizer.eos_token_ids,
             logprobs=LogprobWriter(server.tokenizer),
             weights=server.weights,
+            must_repeat=context.answer is not None,
         ),
     )

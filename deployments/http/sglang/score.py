@@ -18,14 +18,18 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
 from remora.deployments.http.generation.job import Job
-from remora.deployments.http.generation.prompts import check_room, prompt_ids
 from remora.deployments.http.generation.replies import Replies
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.sampling.params import MAX_LOGPROBS
-from remora.engine.types import Request, SamplingParams, TokenLogprob
+from remora.engine.types import SamplingParams, TokenLogprob
 
 MAX_LABELS = 1024
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -96,7 +100,7 @@ class ScoreJob(Job):
         num_tokens = sum(len(request.prompt_ids) for request in self.requests)
         return {
             "object": "scoring",
-            "created": created_at(),
+            "created": self.context.created,
             "model": self.model,
             "scores": [_scores(row, softmax=bool(self.body.apply_softmax)) for row in rows],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
@@ -114,7 +118,7 @@ class ScoreJob(Job):
                 )
                 for item, label in missing[start : start + size]
             ]
-            async with aclosing(await self.server.calls.open(self.rid, asked)) as outputs:
+            async with aclosing(await self.server.calls.open(self.context, asked)) as outputs:
                 logprobs += [line.logprob for line in await _first_tokens(outputs, len(asked))]
         return logprobs
 
@@ -136,32 +140,30 @@ def _scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:
     return [score / sum(scores) for score in scores] if softmax else scores
 
 
-async def prepare_score(server: ServerState, body: ScoreBody, rid: str) -> ScoreJob:
+async def prepare_score(server: ServerState, body: ScoreBody, context: RequestContext) -> ScoreJob:
     """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     model = await server.model(body.model)
-    server.calls.check_size(len(body.items), "items")
     check_vocabulary(body.label_token_ids, server.tokenizer.vocab_size, "label_token_ids")
-    all_ids = await prompt_ids(server, body.prompts, add_special_tokens=True, param="items")
-    for ids in all_ids:
-        check_room(len(ids), 1, server.plan, "items")
     top = min(MAX_LOGPROBS, server.tokenizer.vocab_size)
+    generations = [
+        GenerationRequest(
+            prompt=prompt,
+            sampling=replace(ONE_TOKEN, logprobs=top),
+            model=model,
+            may_heal=False,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        for prompt in body.prompts
+    ]
+    options = PromptSettings(param="items", count_param="items", is_scored_whole=False)
     return ScoreJob(
         body=body,
-        rid=rid,
+        context=context,
         server=server,
         model=model.name,
-        requests=tuple(
-            Request(
-                request_id=rid,
-                prompt_ids=ids,
-                sampling=replace(ONE_TOKEN, logprobs=top),
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                lora_id=model.lora_id,
-            )
-            for ids in all_ids
-        ),
+        requests=await prepare(server, context, generations, options),
     )

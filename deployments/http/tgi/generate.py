@@ -16,12 +16,19 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import PREFIX
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
+from remora.deployments.http.generation.constraints import OutputConstraint
 from remora.deployments.http.generation.job import Job
-from remora.deployments.http.generation.logprobs import check_scored, finite
-from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
+from remora.deployments.http.generation.logprobs import finite
+from remora.deployments.http.generation.prompts import Cut, usual_cut
 from remora.deployments.http.generation.replies import Replies, Reply
+from remora.deployments.http.generation.request import (
+    GenerationRequest,
+    PromptSettings,
+    prepare,
+)
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, may_heal, sampling_params
+from remora.deployments.http.generation.sampling import as_seed, sampling_params
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.token_stream import TextToken, tokens_of, tokens_of_output
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
@@ -29,7 +36,6 @@ from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.types import (
     FinishReason,
     Output,
-    Request,
     SamplingParams,
     TokenLogprob,
 )
@@ -194,25 +200,24 @@ def _check(body: TgiBody) -> None:
         raise unsupported(name, f"{name} is not available with stream.")
 
 
-def _constraint(grammar: TgiGrammar) -> Constraint:
+def _constraint(grammar: TgiGrammar) -> OutputConstraint:
     """Return the constraint as the engine expects it. Raises InvalidRequest."""
-    value, param = grammar.value, f"{PREFIX}grammar.value"
+    value, name, param = grammar.value, f"{PREFIX}grammar", f"{PREFIX}grammar.value"
     if grammar.type == "regex":
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{param} must be a pattern.", param)
-        return Constraint(kind=ConstraintKind.REGEX, source=value)
+        return OutputConstraint(Constraint(kind=ConstraintKind.REGEX, source=value), name)
     if grammar.type == "json_schema":
         value = value.get("schema") if isinstance(value, dict) else None
     if isinstance(value, dict):
         value = json.dumps(value)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{param} must be a JSON schema: an object or its text.", param)
-    return Constraint(kind=ConstraintKind.JSON_SCHEMA, source=value)
+    return OutputConstraint(Constraint(kind=ConstraintKind.JSON_SCHEMA, source=value), name)
 
 
-def _sampling(server: ServerState, body: TgiBody, seed: int | None, room: int) -> SamplingParams:
+def _sampling(server: ServerState, body: TgiBody, seed: int | None) -> SamplingParams:
     parameters = body.parameters
-    max_tokens = parameters.max_new_tokens
     is_scored = parameters.details or parameters.decoder_input_details or parameters.top_n_tokens
     is_scored = is_scored or body.stream or (parameters.best_of or 1) > 1
     fields = parameters if parameters.samples else parameters.model_copy(update={"temperature": 0})
@@ -222,7 +227,7 @@ def _sampling(server: ServerState, body: TgiBody, seed: int | None, room: int) -
         vocab_size=server.tokenizer.vocab_size,
         names=_NAMES,
         prefix=PREFIX,
-        max_tokens=max(1, min(DEFAULT_MAX_NEW_TOKENS, room)) if max_tokens is None else max_tokens,
+        max_tokens=parameters.max_new_tokens,
         seed=seed,
         include_stop_in_output=True,
         logprobs=(parameters.top_n_tokens or 0) if is_scored else None,
@@ -240,7 +245,7 @@ def _seed(parameters: TgiParameters) -> int | None:
 
 
 async def prepare_tgi(
-    server: ServerState, body: TgiBody, rid: str, *, wraps: bool = False
+    server: ServerState, body: TgiBody, context: RequestContext, *, wraps: bool = False
 ) -> TgiJob:
     """Check everything that can be checked without the engine.
 
@@ -248,41 +253,40 @@ async def prepare_tgi(
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    lora_id = (await server.model(body.model)).lora_id
+    model = await server.model(body.model)
     _check(body)
     parameters = body.parameters
-    (ids,) = await prompt_ids(
-        server,
-        [body.inputs],
-        add_special_tokens=True,
-        param="inputs",
-        cut=usual_cut(server, parameters.max_new_tokens),
-    )
-    ids = ids[-parameters.truncate :] if parameters.truncate else ids
     seed = _seed(parameters)
-    sampling = _sampling(server, body, seed, server.plan.max_sequence_tokens - len(ids))
-    server.calls.check_size(sampling.n, _NAMES["n"])
-    check_room(len(ids), sampling.max_tokens, server.plan, "inputs")
-    if not body.stream:
-        check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}top_n_tokens")
-    grammar = None
-    if parameters.grammar is not None:
-        constraint = _constraint(parameters.grammar)
-        grammar = await server.grammars.compile(constraint, param=f"{PREFIX}grammar")
-    request = Request(
-        request_id=rid,
-        prompt_ids=ids,
-        sampling=sampling,
-        grammar=grammar,
-        heal=may_heal(server, sampling, grammar),
-        lora_id=lora_id,
+    grammar = parameters.grammar
+    generation = GenerationRequest(
+        prompt=body.inputs,
+        sampling=_sampling(server, body, seed),
+        model=model,
+        default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
+        constraint=None if grammar is None else _constraint(grammar),
+    )
+    options = PromptSettings(
+        cut=_cut(server, parameters),
+        param="inputs",
+        count_param=_NAMES["n"],
+        scored_param=f"{PREFIX}top_n_tokens",
+        is_scored_whole=not body.stream,
     )
     return TgiJob(
-        rid=rid,
-        requests=(request,),
+        context=context,
+        requests=await prepare(server, context, [generation], options),
         streams=bool(body.stream),
         body=body,
         seed=seed,
         tokenizer=server.tokenizer,
         wraps=wraps,
     )
+
+
+def _cut(server: ServerState, parameters: TgiParameters) -> Cut | None:
+    """Return the caller's truncation of the prompt, or the operator's, whichever keeps less."""
+    usual = usual_cut(server, parameters.max_new_tokens)
+    wanted = parameters.truncate
+    if wanted is None or (usual is not None and usual.num_tokens <= wanted):
+        return usual
+    return Cut(wanted)

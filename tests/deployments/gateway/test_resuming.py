@@ -49,7 +49,7 @@ def _clock_of_the_answers_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     # A resumed response keeps its creation time.
     seconds = iter(range(10**9, 10**9 + 10**6))
     monkeypatch.setattr(
-        "remora.deployments.http.generation.resumption.time.time", lambda: next(seconds)
+        "remora.deployments.http.generation.request_context.time.time", lambda: next(seconds)
     )
 
 

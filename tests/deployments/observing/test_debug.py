@@ -77,7 +77,7 @@ async def test_steps_are_profiled_and_a_failure_leaves_the_last_requests(
     assert reason == {"reason": "broken"}
     assert len(calls) == 2
     assert calls[0]["answers"][0]["text"] == answer.json()["choices"][0]["text"]
-    ids = server.tokenizer.encode("Paris is", add_special_tokens=True)
+    ids = server._served.tokenizer.encode("Paris is", add_special_tokens=True)
     assert calls[0]["requests"][0]["prompt_ids"] == ids
     assert calls[0]["requests"][0]["sampling"]["max_tokens"] == 8
     assert written[0].stat().st_mode & 0o777 == 0o600
@@ -93,7 +93,7 @@ def test_a_dump_holds_what_runs_and_what_ended_within_five_minutes(tmp_path: Pat
     now = 0.0
     dump = CrashDump(tmp_path, "r", clock=lambda: now)
     request = Request(request_id="x", prompt_ids=[1], sampling=SamplingParams())
-    traces = {name: RequestTrace(name, [request]) for name in ("old", "new", "running")}
+    traces = {name: RequestTrace(name, [request], {}) for name in ("old", "new", "running")}
     for trace in traces.values():
         dump.begun(trace)
     dump.ended(traces["old"])

@@ -10,6 +10,7 @@ import pytest
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.generation.endpoint import run
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.routing.key import RouteKey, pages_of
 from remora.deployments.routing.prompt_keys import PromptKeys
 from tests.conftest import TinyCheckpoints
@@ -56,9 +57,11 @@ async def test_pages_of_a_request_are_those_that_the_replica_then_reports(
     keys = PromptKeys(ServeConfig.model_validate(several))
     async with running(model, **args) as (_, server):
         for path, body in BODIES.items():
-            await server.client.flush_cache()
+            await server._served.client.flush_cache()
             key = await keys.of(path, {}, body)
-            job, _ = await keys._endpoints[path].job(server._served, body, uuid.uuid4().hex)
+            job, _ = await keys._endpoints[path].job(
+                server._served, body, RequestContext(request_id=uuid.uuid4().hex)
+            )
             await run(server._served, job)
 
             reported = pages_of((await server.record_routing_stats())["page_hashes"])

@@ -1,9 +1,15 @@
 """The peak estimate against a simulation, and the adaptive reserve."""
 
+from contextlib import nullcontext
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.scheduler.admission import Demand, ReserveRatio, peak_tokens
+from remora.configs.errors import PromptTooLong
+from remora.engine.scheduler.admission import Demand, ReserveRatio, check_fits, peak_tokens
+from remora.engine.types import Request, SamplingParams
+from tests.engine.fakes import make_plan
 
 DEMANDS = st.lists(
     st.builds(Demand, held=st.integers(0, 50), growth=st.integers(0, 30)), max_size=8
@@ -27,6 +33,16 @@ def test_peak_equals_a_step_by_step_simulation(demands: list[Demand]) -> None:
 @given(DEMANDS, st.builds(Demand, held=st.integers(0, 50), growth=st.integers(0, 30)))
 def test_one_more_request_never_lowers_the_peak(demands: list[Demand], extra: Demand) -> None:
     assert peak_tokens([*demands, extra]) >= peak_tokens(demands)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 4])
+def test_a_request_may_fill_the_context_and_no_more(max_tokens: int) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    request = Request(request_id="a", prompt_ids=[1] * 5, sampling=sampling)
+    plan = make_plan(max_model_len=8)
+
+    with nullcontext() if max_tokens == 3 else pytest.raises(PromptTooLong):
+        check_fits(request, plan)
 
 
 def test_reserve_relaxes_jumps_after_a_preemption_and_starts_over_when_idle() -> None:

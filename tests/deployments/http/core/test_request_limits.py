@@ -17,6 +17,7 @@ from remora.configs.errors import InvalidRequest, PromptTooLong, QueueFull
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.limits import LimitsSection
 from remora.deployments.http.endpoints import COMPLETIONS as COMPLETION_JOBS
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
@@ -243,9 +244,9 @@ async def test_bodies_of_handles_and_batches_are_under_the_same_limits() -> None
     server = ServerState.over(FakeServer(config=make_server_config(limits={"max_n": 2})))
     body = {"prompt": "a", "max_tokens": 1}
 
-    job, _ = await COMPLETION_JOBS.job(server, body | {"n": 2}, "r")
+    job, _ = await COMPLETION_JOBS.job(server, body | {"n": 2}, RequestContext(request_id="r"))
     with pytest.raises(InvalidRequest, match="n is 3; at most 2 is allowed") as refused:
-        await COMPLETION_JOBS.job(server, body | {"n": 3}, "r")
+        await COMPLETION_JOBS.job(server, body | {"n": 3}, RequestContext(request_id="r"))
 
     assert job.requests[0].sampling.n == 2
     assert refused.value.limit == "max_n"

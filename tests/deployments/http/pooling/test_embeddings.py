@@ -247,7 +247,7 @@ async def test_folders_of_sentence_transformers(
 ) -> None:
     make_sentence_folder(tmp_path)
     async with replica(tmp_path, monkeypatch) as (client, server):
-        assert server.plan.max_model_len == 40
+        assert server._served.plan.max_model_len == 40
         plain = vectors(await embed(client, input="dog"))
         query = vectors(await embed(client, input="dog", prompt_name="query"))
         assert query == pytest.approx(vectors(await embed(client, input="fox: dog")))

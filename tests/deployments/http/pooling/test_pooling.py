@@ -11,6 +11,7 @@ import pytest
 
 from remora.deployments.http.core import wire
 from remora.deployments.http.core.wire import dumps, written
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.pooling.requests import NO_TEXT, OFF_LOOP_NUMBERS, PoolingJob
 from remora.engine.types import FinishReason, FloatArray, Request, SequenceOutput
@@ -42,7 +43,7 @@ async def test_what_has_many_numbers_is_told_off_the_loop(size: int, is_on_loop:
         return len(results)
 
     request = Request(request_id="a", prompt_ids=[1], sampling=NO_TEXT)
-    job = PoolingJob(rid="a", requests=(request,) * 2, tell=tell)
+    job = PoolingJob(context=RequestContext(request_id="a"), requests=(request,) * 2, tell=tell)
     vector = np.zeros(size, np.float32)
     outputs: Any = outputs_of(vector, vector)
     calls: OutputStream = outputs

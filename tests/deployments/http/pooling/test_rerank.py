@@ -177,7 +177,7 @@ async def test_reward_models_read_conversations(
     with torch.inference_mode():
         wanted = float(oracle(torch.tensor([ids])).logits[0, 0])
     async with replica(tmp_path, monkeypatch) as (client, server):
-        assert server.plan.task == "reward"
+        assert server._served.plan.task == "reward"
         (found,) = (await post(client, "/classify", messages=messages))["data"]
         short = await post(client, "/classify", messages=messages, truncate_prompt_tokens=4)
         (pooled,) = (await post(client, "/pooling", input=ids))["data"]
@@ -232,7 +232,7 @@ async def test_decoders_that_embed_take_the_last_token(
             last = oracle(torch.tensor([row])).last_hidden_state[0, -1]
             wanted.append(torch.nn.functional.normalize(last, dim=0).numpy())
     async with replica(tmp_path / "bare", monkeypatch) as (client, server):
-        assert server.plan.task == "embed"
+        assert server._served.plan.task == "embed"
         answer = await post(client, "/v1/embeddings", input=rows)
     for entry, vector in zip(answer["data"], wanted, strict=True):
         assert entry["embedding"] == pytest.approx(vector, abs=1e-5)

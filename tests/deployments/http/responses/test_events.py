@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from remora.deployments.http.endpoints import RESPONSES
 from remora.deployments.http.generation import endpoint
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.archive import Record, archive_of
 from remora.deployments.http.responses.response import ResponseJob
@@ -23,6 +24,8 @@ from tests.deployments.http.responses.test_response import (
     REASONING_AND_CALL,
     make_parsing_server,
 )
+
+CONTEXT = RequestContext(request_id="r1")
 
 
 async def test_the_client_reads_a_response_and_continues_it() -> None:
@@ -63,15 +66,15 @@ async def test_the_client_streams_text_and_calls() -> None:
 
 async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
     server = ServerState.over(FakeServer(FakeEngine(gate=asyncio.Event())))
-    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, "r1")
+    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, CONTEXT)
 
     async with aclosing(endpoint.stream(server, job)) as events:
         created = await anext(events)
         id_ = created["response"]["id"]
-        while_it_runs = archive_of(server).running(id_)
+        while_it_runs = archive_of(server, CONTEXT).running(id_)
 
     assert while_it_runs is not None
-    assert archive_of(server).running(id_) is None
+    assert archive_of(server, CONTEXT).running(id_) is None
 
 
 async def test_a_response_is_not_running_once_its_client_sees_the_end() -> None:
@@ -99,7 +102,7 @@ async def test_a_response_is_not_running_once_its_client_sees_the_end() -> None:
 
 async def test_items_end_before_the_response_is_stored() -> None:
     server = ServerState.over(FakeServer())
-    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, "r1")
+    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, CONTEXT)
     stored: list[Record] = []
 
     async def keep(record: Record) -> None:
@@ -110,7 +113,7 @@ async def test_items_end_before_the_response_is_stored() -> None:
     names: list[tuple[str, int]] = []
     writer = job.writer()
     writer.begin()
-    async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
+    async with aclosing(await server.calls.open(job.context, job.requests)) as outputs:
         async for prompt, output in outputs:
             names += [(chunk["type"], len(stored)) for chunk in writer.chunks(prompt, output)]
     names += [(chunk["type"], len(stored)) for chunk in await writer.end()]

@@ -11,6 +11,7 @@ import pytest
 
 from remora.deployments.http.endpoints import GENERATE
 from remora.deployments.http.generation.endpoint import stream
+from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import (
     EOS,
@@ -85,7 +86,7 @@ async def test_a_reply_is_as_it_has_always_been(name: str, stream: bool) -> None
 async def test_an_event_stays_as_it_was_when_the_next_one_comes() -> None:
     server = ServerState.over(FakeServer())
     body = {"text": "ab", "stream": True, "return_logprob": True, "top_logprobs_num": 1}
-    job, _ = await GENERATE.job(server, body, "r1")
+    job, _ = await GENERATE.job(server, body, RequestContext(request_id="r1"))
 
     chunks = [chunk async for chunk in stream(server, job)]
 
@@ -155,8 +156,8 @@ async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
     body = {"text": ["ab", "cd"], "rid": ["one", "two"], "stream": True}
     state = ServerState.over(server)
-    job, _ = await GENERATE.job(state, body, "call")
-    outputs = await state.calls.open(job.rid, job.requests)
+    job, _ = await GENERATE.job(state, body, RequestContext(request_id="call"))
+    outputs = await state.calls.open(job.context, job.requests)
     while len(server.client.running) < 2:
         await asyncio.sleep(0)
 
