@@ -189,7 +189,9 @@ class LLMServer:
 
     def __del__(self) -> None:
         """Stop the engine. Serve calls this after draining the running requests."""
-        self._exit.close()
+        begun: ExitStack | None = getattr(self, "_exit", None)  # None before the constructor
+        if begun is not None:
+            begun.close()
 
     # -- called by gateways --------------------------------------------------------------------
 
