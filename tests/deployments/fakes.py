@@ -305,10 +305,9 @@ class FakeServer(ServedEngine):
     pooling: Any = None
 
     adapters: Adapters = field(init=False)
-    served_adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
-        self.adapters = self.served_adapters or FixedAdapters(self.config.lora)
+        self.adapters = FixedAdapters(self.config.lora)
 
 
 def make_config(**api: Any) -> ServeConfig:

@@ -54,7 +54,7 @@ class Server(FakeServer):
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__(config=make_server_config(lora={"dynamic": True}))
         self.manager = FakeManager(error=error)
-        self.adapters = FakeAdapters(self.manager)
+        self.adapters: Any = FakeAdapters(self.manager)
 
 
 PINNED = {"pinned": True, "load_inplace": True}

@@ -124,7 +124,7 @@ async def test_no_version_of_an_adapter_goes_on_from_anothers_tokens(
     """The second replica's own text differs, which shows the replica that generated it."""
     doomed, other = make_replica("one", stop_at=4), make_replica("two", text="The end.")
     for replica, version in zip((doomed, other), versions, strict=True):
-        replica.server.served_adapters = Versions(version)
+        replica.server.adapters = Versions(version)
     body = {"model": "tiny:a", "prompt": "x", **GREEDY}
 
     text = await stream("/v1/completions", body, doomed, other)
