@@ -13,8 +13,7 @@ from remora.deployments.http.anthropic.messages import prepare_message
 from remora.deployments.http.batches.input import BATCH_PATHS
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
-from remora.deployments.http.generation.endpoint import Endpoint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.routes import ollama_generation

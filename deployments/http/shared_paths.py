@@ -16,8 +16,7 @@ from remora.deployments.http.core.fields import Body, check_ignored, ignored_fie
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE
-from remora.deployments.http.generation.endpoint import Endpoint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.routes import Route, generation_routes, read_body
 from remora.deployments.http.generation.server_state import ServerState

@@ -17,7 +17,7 @@ from remora.deployments.http.core.fields import check_ignored, ignored_fields, p
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer, read_json
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.reasoning import EFFORT
 from remora.deployments.http.generation.replies import Reply

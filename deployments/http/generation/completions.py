@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
@@ -25,10 +26,22 @@ from remora.deployments.http.generation.server_state import (
     check_together,
     with_prompt_logprobs,
 )
-from remora.deployments.http.generation.suffix import with_suffix
 from remora.engine.types import Request, SamplingParams
 
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
 DEFAULT_MAX_TOKENS = 16
+# Markers before the prompt, between prompt and suffix, and after the suffix.
+_FORMS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    (
+        "<\uff5cfim\u2581begin\uff5c>",
+        "<\uff5cfim\u2581hole\uff5c>",
+        "<\uff5cfim\u2581end\uff5c>",
+    ),  # DeepSeek
+)
 
 
 def _check(body: CompletionBody) -> None:
@@ -116,7 +129,7 @@ async def prepare_completion(
         count_param="n" if sampling.n == (body.n or 1) else "best_of",
     )
     constraint = output_constraint(server, body)
-    given = with_suffix(server.tokenizer, body) if body.suffix else body.prompt
+    given = _with_suffix(server.tokenizer, body) if body.suffix else body.prompt
     requests = await prepare(
         server,
         context,
@@ -181,3 +194,21 @@ async def _texts(server: ServerState, prompts: Sequence[PromptInput]) -> list[st
         return server.tokenizer.decode(prompt, skip_special_tokens=False)
 
     return await asyncio.to_thread(lambda: [text_of(prompt) for prompt in prompts])
+
+
+def _with_suffix(tokenizer: Tokenizer, body: CompletionBody) -> list[str]:
+    """Return fill-in-the-middle prompts in the format of the model's training.
+
+    Its markers are control tokens of the vocabulary. Raises InvalidRequest.
+    """
+    known = frozenset(tokenizer.added_tokens.values())
+    form = next((form for form in _FORMS if known.issuperset(form)), None)
+    if form is None:
+        raise unsupported("suffix", "suffix: this model was not made to fill in the middle.")
+    if body.echo:
+        raise unsupported("echo", "echo is not available with suffix.")
+    before, between, after = form
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    if len(texts) < len(body.prompt):
+        raise InvalidRequest("suffix needs prompts that are texts.", "suffix")
+    return [f"{before}{text}{between}{body.suffix}{after}" for text in texts]

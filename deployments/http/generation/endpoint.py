@@ -7,6 +7,7 @@ HTTP routes (routes.py) and Python handles use the same endpoints.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -16,11 +17,39 @@ from remora.configs.errors import InvalidRequest
 from remora.configs.sections.pooling import Task
 from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.fields import Body, BodyT, check_ignored, ignored_fields
+from remora.deployments.http.core.sse import ChunkWriter
 from remora.deployments.http.core.wire_formats import Dialect
-from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
+from remora.engine.types import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(ABC):
+    """One checked request.
+
+    context:   its id, its caller and more
+    requests:  one for each prompt
+    streams:   whether the response is streamed
+    """
+
+    context: RequestContext
+    requests: tuple[Request, ...]
+    streams: bool = False
+
+    @property
+    def rid(self) -> str:
+        """The request's id."""
+        return self.context.request_id
+
+    @abstractmethod
+    async def result(self, outputs: OutputStream) -> Any:
+        """Return the whole response."""
+
+    def writer(self) -> ChunkWriter:
+        """Return the writer of a streamed response."""
+        raise NotImplementedError("this API does not stream")
 
 
 @dataclass(frozen=True, slots=True)

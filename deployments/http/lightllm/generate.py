@@ -15,7 +15,7 @@ from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import PREFIX, Body
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import OutputConstraint, output_constraint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import finite
 from remora.deployments.http.generation.prompts import encode, usual_cut
 from remora.deployments.http.generation.replies import Replies, Reply

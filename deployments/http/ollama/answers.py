@@ -15,7 +15,7 @@ from typing import Any
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import parse_json
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.replies import Replies, Reply, ToolCall
 from remora.deployments.http.generation.request_tracker import OutputStream

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.deployments.http.core.field_names import in_callers_words, renames
-from remora.deployments.http.generation.endpoint import Endpoint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState

@@ -10,7 +10,7 @@ from typing import Any
 from remora.deployments.http.core.sse import Chunk, ChunkWriter, Frame, TextFrame
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream

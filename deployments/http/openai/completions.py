@@ -9,7 +9,7 @@ from typing import Any
 from remora.deployments.http.core.sse import Chunk, ChunkWriter, Frame, TextFrame
 from remora.deployments.http.generation.bodies import CompletionBody
 from remora.deployments.http.generation.completions import PreparedCompletion, prepare_completion
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import LogprobEntry, TextOffsets
 from remora.deployments.http.generation.replies import Replies, Reply, with_pauses
 from remora.deployments.http.generation.request_context import RequestContext

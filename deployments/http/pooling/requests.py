@@ -21,7 +21,7 @@ from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import check_vocabulary

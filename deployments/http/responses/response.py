@@ -18,7 +18,7 @@ from remora.deployments.http.core.field_names import in_callers_words
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState

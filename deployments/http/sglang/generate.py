@@ -16,7 +16,7 @@ from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import output_constraint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.prompts import usual_cut
 from remora.deployments.http.generation.replies import Replies

@@ -17,7 +17,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request import (
     GenerationRequest,

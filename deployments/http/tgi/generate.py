@@ -17,7 +17,7 @@ from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import PREFIX
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import OutputConstraint
-from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import finite
 from remora.deployments.http.generation.prompts import Cut, usual_cut
 from remora.deployments.http.generation.replies import Replies, Reply

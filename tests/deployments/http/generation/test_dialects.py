@@ -125,7 +125,7 @@ async def test_streamed_log_probabilities_have_a_lower_limit(stream: bool) -> No
 
 
 async def test_log_probabilities_of_a_chat_are_bounded_in_all() -> None:
-    body = HELLO | {"logprobs": True, "top_logprobs": 20, "n": 16, "max_tokens": 5000}
+    body = HELLO | {"logprobs": True, "top_logprobs": 20, "n": 8, "max_tokens": 10_000}
     await check_bound("/v1/chat/completions", body, "top_logprobs")
 
 
