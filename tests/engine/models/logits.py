@@ -11,8 +11,8 @@ from tests.engine.models.oracle import Oracle
 from tests.engine.models.paged_model import PagedModel
 from tests.tiny_models import VOCAB_SIZE
 
-# Logits are about 2; what differs is the order of sums in float32.
-TOLERANCE = 2e-4
+# Logits are about 2, hidden states up to 50 (gemma); what differs is the order of sums in float32.
+TOLERANCE = 4e-4
 NUM_TOKENS = 60  # more than two windows and three pages; less than dynamic rope's original length
 
 

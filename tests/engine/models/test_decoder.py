@@ -76,4 +76,4 @@ def test_packed_weights_change_no_logit(family: str, tiny_checkpoints: TinyCheck
     # Without packing for this machine, the two are equal.
     torch.testing.assert_close(packed, plain, atol=0.05, rtol=0)
     # A token that is routed to another expert differs much; most are not.
-    assert (packed - exact).abs().median() < 0.05 * exact.std()
+    assert (packed - exact).abs().median() < 0.12 * exact.std()

@@ -64,7 +64,7 @@ def test_half_precision_stays_near_float32(checkpoint: tuple[Path, Any]) -> None
 
     assert logits.dtype == torch.float32
     # bfloat16 has 8 bits: errors of some per cent of a logit's spread over three layers.
-    assert (logits - exact).abs().mean() < 0.08 * exact.std()
+    assert (logits - exact).abs().mean() < 0.12 * exact.std()
 
 
 def test_longrope_past_the_original_length_is_what_decoding_token_by_token_gives(

@@ -117,7 +117,7 @@ def test_logprobs_equal_transformers(llm: LLM, prompts: list[list[int]], oracle:
         lines = [*generation.prompt_logprobs[1:], *generation.logprobs]
         got = [line.logprob for line in lines if line is not None]
         expected = oracle.logprobs([*prompt, *generation.token_ids], 1).tolist()
-        assert got == pytest.approx(expected, abs=1e-4)
+        assert got == pytest.approx(expected, abs=2e-4)
 
 
 def test_the_capital_of_france_is_paris(llm: LLM) -> None:
