@@ -38,6 +38,7 @@ _AVX2_NEEDS = frozenset(
     ["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2", "xsave"]
 )
 _AVX512_NEEDS = _AVX2_NEEDS | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_AMX_NEEDS = _AVX512_NEEDS | {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni"}
 # Parts of AVX-512 that not every CPU has: Linux's name -> the compiler's option.
 _AVX512_EXTRAS = {
     "avx512_bf16": "-mavx512bf16",
@@ -53,11 +54,18 @@ class NativeUnavailable(Exception):
 
 
 class InstructionSet(StrEnum):
-    """Target of the compilation. `PORTABLE` is the architecture's baseline (arm64: NEON)."""
+    """Target of the compilation, the widest first.
 
+    AMX:       AVX-512 and Intel's tile registers (src/tile.h)
+    PORTABLE:  the architecture's baseline (arm64: NEON)
+    EMULATED:  the widest of the others, with emulated tile registers; for tests
+    """
+
+    AMX = "amx"
     AVX512 = "avx512"
     AVX2 = "avx2"
     PORTABLE = "portable"
+    EMULATED = "emulated"
 
 
 def read_cpu_flags() -> frozenset[str]:
@@ -71,6 +79,8 @@ def read_cpu_flags() -> frozenset[str]:
 
 def best_instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
     """Return the widest instruction set that a CPU with these flags can run."""
+    if cpu_flags >= _AMX_NEEDS:
+        return InstructionSet.AMX
     if cpu_flags >= _AVX512_NEEDS:
         return InstructionSet.AVX512
     return InstructionSet.AVX2 if cpu_flags >= _AVX2_NEEDS else InstructionSet.PORTABLE
@@ -151,6 +161,11 @@ def _find_compiler() -> list[str]:
 
 
 def _target_flags(target: InstructionSet, cpu_flags: frozenset[str]) -> list[str]:
+    if target is InstructionSet.EMULATED:
+        widest = max(best_instruction_set(cpu_flags), InstructionSet.AVX512, key=list(InstructionSet).index)
+        return [*_target_flags(widest, cpu_flags), "-DREMORA_TILES=2"]
+    if target is InstructionSet.AMX:
+        return [*_target_flags(InstructionSet.AVX512, cpu_flags), "-DREMORA_TILES=1"]
     if target is InstructionSet.PORTABLE:
         return []
     # Tuning changes which instructions are preferred, not which are allowed.

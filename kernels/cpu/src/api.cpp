@@ -42,7 +42,11 @@ extern "C" {
 
 // The target of the compilation, and the sizes of structures that Python mirrors.
 const char* remora_instruction_set() {
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if REMORA_TILES == 1
+  return "AVX-512 with AMX";
+#elif REMORA_TILES == 2
+  return "emulated tiles";
+#elif defined(__AVX512BF16__) && defined(__AVX512VNNI__)
   return "AVX-512 with BF16 and VNNI";
 #elif defined(__AVX512F__)
   return "AVX-512";

@@ -134,7 +134,7 @@ void MultiplyExperts::run_chunk(const Batch&, int, int chunk, int) {
   if (first < 0) return;
   const int32_t* end = std::upper_bound(c_.starts, c_.starts + c_.num_experts + 1, first);
   const int expert = (int)(end - c_.starts) - 1, last = std::min(first + c_.block_rows, *end);
-  multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr);
+  multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr, stage_);
 }
 
 void AddWeighted::run_row(const Batch&, int row, int) {

@@ -109,6 +109,7 @@ class MultiplyExperts : public Operation {
  public:
   MultiplyExperts(const Weight* weights, Rows x, Output out, const Choices& choices)
       : weights_(weights, weights + choices.num_experts), x_(x), out_(out), c_(choices) {}
+  void prepare(const Batch&) override { stage_ = new_stage(); }
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
@@ -117,6 +118,7 @@ class MultiplyExperts : public Operation {
   const Rows x_;
   const Output out_;
   const Choices c_;
+  uint64_t stage_ = 0;
 };
 
 // out[t] += the sum over k of weights[t][k] * x[places[t][k]]

@@ -17,7 +17,7 @@ void MultiplyHeads::run_chunk(const Batch& batch, int, int chunk, int) {
   x.values = (char*)x.values + (int64_t)head * s_.x_step * (weight.format == BF16 ? 2 : 4);
   Output out = out_;
   out.values = (float*)out.values + (int64_t)head * s_.out_step;
-  multiply_panel(weight, x, out, chunk % panels, first, last, nullptr);
+  multiply_panel(weight, x, out, chunk % panels, first, last, nullptr, stage_);
 }
 
 void JoinLatents::run_row(const Batch&, int row, int) {

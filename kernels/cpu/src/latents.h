@@ -19,6 +19,7 @@ class MultiplyHeads : public Operation {
   // weights: one per head, all of one shape
   MultiplyHeads(const Settings& settings, const Weight* weights, Rows x, Output out)
       : s_(settings), weights_(weights, weights + settings.num_heads), x_(x), out_(out) {}
+  void prepare(const Batch&) override { stage_ = new_stage(); }
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
@@ -27,6 +28,7 @@ class MultiplyHeads : public Operation {
   const std::vector<Weight> weights_;
   const Rows x_;
   const Output out_;
+  uint64_t stage_ = 0;
 };
 
 // Assembles a token's input of attention: the query of each head, then the cache entry, each with

@@ -16,6 +16,7 @@
 #include "activation.h"
 #include "low_rank.h"
 #include "simd.h"
+#include "tile.h"
 
 namespace remora {
 
@@ -28,7 +29,7 @@ inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
 
 // k padded to whole steps or groups; padding of activations is 0.
 inline int padded_k(Format format, int k) {
-  const int unit = format == F32 ? 1 : format == BF16 ? 2 : group_size(format);
+  const int unit = format == F32 ? 1 : format == BF16 ? (HAS_TILES ? 32 : 2) : group_size(format);
   return (k + unit - 1) / unit * unit;
 }
 
@@ -75,10 +76,14 @@ struct Output {
   int stride;  // elements; room for whole panels (half panels when GATED)
 };
 
+// A number for the present contents of some rows, different from all others.
+uint64_t new_stage();
+
 // Multiply rows [first, last) with one panel.
 // updates: what is added to the product before the epilogue, or null
+// stage: of the rows' contents; while it stays the same, a thread packs rows for tiles only once
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
-                    int last, const Updates* updates);
+                    int last, const Updates* updates, uint64_t stage);
 
 // Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the first n / 2 rows
 // are the gate's and the others up's; their columns are packed alternately in blocks of 16.

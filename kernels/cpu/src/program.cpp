@@ -168,9 +168,9 @@ void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
   const int block = chunk / weight_.num_panels, panel = chunk % weight_.num_panels;
   const int first = part_start(rows, block, blocks), last = part_start(rows, block + 1, blocks);
   if (!low_ || rows_.blocks().empty())
-    return multiply_panel(weight_, x_, out_, panel, first, last, nullptr);
+    return multiply_panel(weight_, x_, out_, panel, first, last, nullptr, stage_);
   const Updates updates{*low_, rows_.adapters(), out_.epilogue == GATED};
-  multiply_panel(weight_, x_, out_, panel, first, last, &updates);
+  multiply_panel(weight_, x_, out_, panel, first, last, &updates, stage_);
 }
 
 void Attend::reserve(int num_threads) {

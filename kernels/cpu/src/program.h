@@ -172,6 +172,7 @@ class Multiply : public Operation {
       : on_logits_(on_logits), weight_(weight), x_(x), out_(out), rows_(rows) {
     if (low) low_ = *low;
   }
+  void prepare(const Batch&) override { stage_ = new_stage(); }
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
@@ -187,6 +188,7 @@ class Multiply : public Operation {
   const Output out_;
   const AdapterRows& rows_;
   std::optional<LowRank> low_;
+  uint64_t stage_ = 0;
 };
 
 class Attend : public Operation {

@@ -1,0 +1,178 @@
+// Tile registers: eight matrices of up to 16 rows of 64 bytes, and the products between them.
+//
+// REMORA_TILES = 1 takes Intel's AMX instructions, 2 an emulation with the same results bit for bit,
+// so that code which uses tiles is compiled and tested on every machine. Without either, HAS_TILES is
+// false and the rest is absent. A product costs the same for 1 row as for 16.
+//
+// Knows nothing of the layout of weights or activations.
+#pragma once
+
+#include "simd.h"
+
+#if REMORA_TILES == 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace remora {
+
+#if REMORA_TILES
+constexpr bool HAS_TILES = true;
+#else
+constexpr bool HAS_TILES = false;
+#endif
+
+constexpr int TILE_SIDE = 16;         // rows of a tile, and 32-bit columns of a tile of sums
+constexpr int TILE_ROW_BYTES = 64;
+constexpr int TILE_BYTES = TILE_SIDE * TILE_ROW_BYTES;
+
+// Registers: sums, rows of the left operand, columns of the right one.
+constexpr int SUMS = 0, LEFT = 4, RIGHT = 6;
+
+#if REMORA_TILES
+
+// The kernel's description of tile registers (LDTILECFG).
+struct alignas(64) TilePalette {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  // depth: bytes along k of an operand's row: 64, or 32 for half tiles
+  explicit TilePalette(int depth) {
+    for (int tile = 0; tile < 8; tile++) {
+      row_bytes[tile] = tile == LEFT || tile == LEFT + 1 ? depth : TILE_ROW_BYTES;
+      rows[tile] = tile >= RIGHT ? depth / 4 : TILE_SIDE;
+    }
+  }
+};
+
+#if REMORA_TILES == 1
+
+// Ask the kernel to keep tile registers of this process's threads. Later threads inherit the answer.
+inline bool may_use_tiles() {
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+// Inline assembly: compilers' intrinsics declare only a part of the palette as read, and take
+// registers as literals only.
+template <int TILE>
+INLINE void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(TILE));
+}
+
+template <int TILE>
+INLINE void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TILE) : "memory");
+}
+
+template <int TILE>
+INLINE void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(TILE) : "memory");
+}
+
+template <int SUM, int A, int B>
+INLINE void dot_tiles_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
+template <int SUM, int A, int B>
+INLINE void dot_tiles_s8u8() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
+INLINE void configure_tiles(const TilePalette& palette) {
+  asm volatile("ldtilecfg %0" ::"m"(palette) : "memory");
+}
+
+INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
+
+#else
+
+inline bool may_use_tiles() { return true; }
+
+struct EmulatedTiles {
+  alignas(64) char data[8][TILE_SIDE][TILE_ROW_BYTES];
+  TilePalette palette{64};
+};
+inline thread_local EmulatedTiles emulated;
+
+template <int TILE>
+void zero_tile() {
+  memset(emulated.data[TILE], 0, TILE_BYTES);
+}
+
+template <int TILE>
+void load_tile(const void* from, int64_t stride) {
+  zero_tile<TILE>();
+  for (int row = 0; row < emulated.palette.rows[TILE]; row++)
+    memcpy(emulated.data[TILE][row], (const char*)from + row * stride,
+           emulated.palette.row_bytes[TILE]);
+}
+
+template <int TILE>
+void store_tile(void* to, int64_t stride) {
+  for (int row = 0; row < emulated.palette.rows[TILE]; row++)
+    memcpy((char*)to + row * stride, emulated.data[TILE][row], emulated.palette.row_bytes[TILE]);
+}
+
+// Numbers below the smallest normal one are taken and given as 0.
+INLINE vf flushed(vf x) {
+  const vi is_small = absolute(x) < 1.17549435e-38f;
+  return bits_to_float(float_to_bits(x) & (~is_small | splat(INT32_MIN)));
+}
+
+INLINE vf fused(vf a, vf b, vf c) {
+  vf out;
+  for (int i = 0; i < LANES; i++) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return flushed(out);
+}
+
+// sum += (products of the even k, summed in ascending order) + (those of the odd k)
+template <int SUM, int A, int B>
+void dot_tiles_bf16() {
+  auto& tiles = emulated.data;
+  for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
+    vf even = {}, odd = {};
+    for (int pair = 0; pair < emulated.palette.rows[B]; pair++) {
+      const vi a = splat(load<int32_t>(tiles[A][row] + pair * 4)), b = load<vi>(tiles[B][pair]);
+      const vi high = splat((int32_t)0xffff0000);
+      even = fused(flushed((vf)(a << 16)), flushed((vf)(b << 16)), even);
+      odd = fused(flushed((vf)(a & high)), flushed((vf)(b & high)), odd);
+    }
+    store(tiles[SUM][row], flushed(flushed(load<vf>(tiles[SUM][row])) + flushed(even + odd)));
+  }
+}
+
+// sum += the products of signed bytes of A with unsigned bytes of B
+template <int SUM, int A, int B>
+void dot_tiles_s8u8() {
+  auto& tiles = emulated.data;
+  for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
+    vi sum = load<vi>(tiles[SUM][row]);
+    for (int quad = 0; quad < emulated.palette.rows[B]; quad++)
+      for (int at = 0; at < 4; at++) {
+        const vu b = (load<vu>(tiles[B][quad]) >> (8 * at)) & 255;
+        sum += (vi)b * (int32_t)(int8_t)tiles[A][row][quad * 4 + at];
+      }
+    store(tiles[SUM][row], sum);
+  }
+}
+
+inline void configure_tiles(const TilePalette& palette) { emulated.palette = palette; }
+inline void release_tiles() {}
+
+#endif
+
+// Tile registers are configured while this lives. A thread that sleeps holds none: the kernel would
+// save 8 KB at every switch.
+class TileUse {
+ public:
+  explicit TileUse(int depth = TILE_ROW_BYTES) { configure_tiles(TilePalette(depth)); }
+  ~TileUse() { release_tiles(); }
+  TileUse(const TileUse&) = delete;
+};
+
+#endif
+
+}  // namespace remora
