@@ -1,9 +1,11 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "activation.h"
 #include "dot.h"
+#include "tile.h"
 
 namespace remora {
 
@@ -17,6 +19,9 @@ INLINE float finite(float x) {
   constexpr float MOST = 3.38e38f;
   return x != x ? 0.0f : x > MOST ? MOST : x < -MOST ? -MOST : x;
 }
+
+// Elements of a query: whole tiles.
+constexpr int padded_query(int dim) { return HAS_TILES ? (dim + 31) / 32 * 32 : dim; }
 
 template <class T>
 T stored(float x) {
@@ -43,6 +48,8 @@ template <class Step>
 class Block {
   typedef typename Step::element T;
   static constexpr int VECTORS = TILE_TOKENS / LANES;
+  static constexpr bool BY_TILES = HAS_TILES && std::is_same_v<Step, StepBF16>;
+  static constexpr int DEPTH = 32;  // values along k of a tile
   static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
  public:
@@ -57,13 +64,24 @@ class Block {
         heads_(attention.heads_per_kv()),
         rows_((last - first) * heads_),
         dim_(attention.cache.padded_dim()),
+        query_dim_(padded_query(dim_)),
         kv_head_(kv_head) {}
 
   void run() {
+#if REMORA_TILES
+    std::optional<TileUse> use;
+    if (BY_TILES) use.emplace(TILE_ROW_BYTES, TILE_ROW_BYTES / 2);
+#endif
     take_queries();
     const int64_t from = batch_.positions[first_], to = batch_.positions[first_ + (rows_ - 1) / heads_];
     for (int64_t tile = a_.first_seen(from) / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
       locate(tile, to);
+#if REMORA_TILES
+      if constexpr (BY_TILES) {
+        attend_by_tiles(tile * TILE_TOKENS);
+        continue;
+      }
+#endif
       // A few rows at a time are computed completely while K and V of the tile stay in the L1 cache.
       for (int row = 0; row < rows_; row += TILE_ROWS)
         with_rows<TILE_ROWS>(std::min(rows_ - row, TILE_ROWS), [&](auto count) {
@@ -82,8 +100,8 @@ class Block {
     for (int row = 0; row < rows_; row++) {
       const float* from = a_.qkv + (int64_t)(first_ + row / heads_) * a_.qkv_stride +
                           (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
-      for (int d = 0; d < dim_; d++)
-        queries[row * dim_ + d] = stored<T>(d < cache_.head_dim ? from[d] * factor : 0.0f);
+      for (int d = 0; d < query_dim_; d++)
+        queries[row * query_dim_ + d] = stored<T>(d < cache_.head_dim ? from[d] * factor : 0.0f);
     }
     std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
     std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
@@ -116,11 +134,11 @@ class Block {
 
   template <int MR>
   void attend_tile(int64_t start, int row) {
-    const T* queries = (const T*)scratch_.queries.data() + row * dim_;
+    const T* queries = (const T*)scratch_.queries.data() + row * query_dim_;
     vf scores[MR][VECTORS];
     for (int vector = 0; vector < VECTORS; vector += TILE_VECTORS) {
       vf acc[MR][TILE_VECTORS] = {};
-      dot_columns<Step, MR, TILE_VECTORS>(acc, queries, dim_, keys_ + vector, 64, dim_ / Step::K);
+      dot_columns<Step, MR, TILE_VECTORS>(acc, queries, query_dim_, keys_ + vector, 64, dim_ / Step::K);
       UNROLL for (int r = 0; r < MR; r++)
         UNROLL for (int v = 0; v < TILE_VECTORS; v++) scores[r][vector + v] = acc[r][v];
     }
@@ -134,6 +152,70 @@ class Block {
       add_values<MR, TILE_VECTORS>(row, v, weights, shrink);
     for (; v < vectors; v++) add_values<MR, 1>(row, v, weights, shrink);
   }
+
+#if REMORA_TILES
+  // As `attend_tile`, for all rows, by tile registers.
+  void attend_by_tiles(int64_t start) {
+    for (int row = 0; row < rows_; row += TILE_SIDE) {
+      const int count = std::min(rows_ - row, TILE_SIDE);
+      float scores[TILE_SIDE][TILE_TOKENS];
+      score_by_tiles(row, scores);
+      alignas(64) T weights[TILE_SIDE][TILE_TOKENS];  // rows past the last one are not used
+      for (int r = 0; r < count; r++) {
+        vf s[VECTORS];
+        UNROLL for (int v = 0; v < VECTORS; v++) s[v] = load<vf>(scores[r] + v * LANES);
+        const float shrink = weigh(start, row + r, s, weights[r]);
+        if (shrink == 1.0f) continue;
+        float* out = &scratch_.out[(row + r) * dim_];
+        for (int d = 0; d < dim_; d += LANES) store(out + d, load<vf>(out + d) * shrink);
+      }
+      for (int vector = 0; vector < dim_ / LANES; vector++) add_values_by_tile(row, vector, weights);
+    }
+  }
+
+  // The last tile along a head of uneven size meets queries of zeros, and keys of the next group or
+  // values: finite numbers.
+  void score_by_tiles(int row, float (&scores)[TILE_SIDE][TILE_TOKENS]) const {
+    const T* queries = (const T*)scratch_.queries.data() + row * query_dim_;
+    zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+    for (int d = 0; d < query_dim_; d += DEPTH) {
+      load_tile<LEFT>(queries + d, query_dim_ * sizeof(T));
+      const auto add = [&](auto group) {
+        if (group >= num_groups_) return;
+        load_tile<RIGHT>(keys_[group] + d * GROUP_TOKENS * sizeof(T), TILE_ROW_BYTES);
+        dot_tiles_bf16<SUMS + group, LEFT, RIGHT>();
+      };
+      add(std::integral_constant<int, 0>{}), add(std::integral_constant<int, 1>{});
+      add(std::integral_constant<int, 2>{}), add(std::integral_constant<int, 3>{});
+    }
+    constexpr int64_t STRIDE = TILE_TOKENS * sizeof(float);
+    store_tile<SUMS>(scores[0], STRIDE), store_tile<SUMS + 1>(scores[0] + LANES, STRIDE);
+    store_tile<SUMS + 2>(scores[0] + 2 * LANES, STRIDE);
+    store_tile<SUMS + 3>(scores[0] + 3 * LANES, STRIDE);
+  }
+
+  // Two groups of tokens make a whole tile if they are neighbours in every page.
+  void add_values_by_tile(int row, int vector, const T (&weights)[TILE_SIDE][TILE_TOKENS]) {
+    constexpr int64_t WEIGHTS_STRIDE = TILE_TOKENS * sizeof(T);
+    float* out = &scratch_.out[row * dim_ + vector * LANES];
+    const bool in_pairs = cache_.page_size % DEPTH == 0;
+    load_tile<SUMS>(out, dim_ * sizeof(float));
+    for (int group = 0; group < num_groups_; group += in_pairs ? 2 : 1) {
+      const T* from = weights[0] + group * GROUP_TOKENS;
+      const char* values = keys_[group] + cache_.half_bytes() + vector * TILE_ROW_BYTES;
+      if (in_pairs) {
+        load_tile<LEFT>(from, WEIGHTS_STRIDE);
+        load_tile<RIGHT>(values, dim_ * 4);
+        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+      } else {
+        load_tile<LEFT + 1>(from, WEIGHTS_STRIDE);
+        load_tile<RIGHT + 1>(values, dim_ * 4);
+        dot_tiles_bf16<SUMS, LEFT + 1, RIGHT + 1>();
+      }
+    }
+    store_tile<SUMS>(out, dim_ * sizeof(float));
+  }
+#endif
 
   // Convert one row's scores into weights; return the factor of the row's sums so far.
   INLINE float weigh(int64_t start, int row, vf (&s)[VECTORS], T* weights) {
@@ -219,7 +301,7 @@ class Block {
   const Batch& batch_;
   AttentionScratch& scratch_;
   const int32_t* table_;
-  const int first_, heads_, rows_, dim_, kv_head_;
+  const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
   int num_groups_ = 0;
   const char* keys_[TILE_TOKENS / GROUP_TOKENS];
 };
@@ -227,8 +309,9 @@ class Block {
 }  // namespace
 
 void AttentionScratch::reserve(const Attention& attention) {
-  const size_t rows = attention.block_tokens() * attention.heads_per_kv();
-  const size_t dim = attention.cache.padded_dim();
+  const size_t count = attention.block_tokens() * attention.heads_per_kv();
+  const size_t rows = HAS_TILES ? (count + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE : count;
+  const size_t dim = padded_query(attention.cache.padded_dim());
   const auto grow = [](auto& buffer, size_t size) { buffer.resize(std::max(buffer.size(), size)); };
   grow(out, rows * dim);
   grow(sums, rows * LANES);

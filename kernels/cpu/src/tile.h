@@ -37,9 +37,10 @@ struct alignas(64) TilePalette {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // depth: bytes along k of an operand's row: 64, or 32 for half tiles
-  explicit TilePalette(int depth) {
+  // Bytes along k, 64 or 32, of the operands in the first registers of a side and in the second ones.
+  TilePalette(int first_depth, int second_depth) {
     for (int tile = 0; tile < 8; tile++) {
+      const int depth = tile % 2 ? second_depth : first_depth;
       row_bytes[tile] = tile == LEFT || tile == LEFT + 1 ? depth : TILE_ROW_BYTES;
       rows[tile] = tile >= RIGHT ? depth / 4 : TILE_SIDE;
     }
@@ -93,7 +94,7 @@ inline bool may_use_tiles() { return true; }
 
 struct EmulatedTiles {
   alignas(64) char data[8][TILE_SIDE][TILE_ROW_BYTES];
-  TilePalette palette{64};
+  TilePalette palette{64, 64};
 };
 inline thread_local EmulatedTiles emulated;
 
@@ -168,7 +169,9 @@ inline void release_tiles() {}
 // save 8 KB at every switch.
 class TileUse {
  public:
-  explicit TileUse(int depth = TILE_ROW_BYTES) { configure_tiles(TilePalette(depth)); }
+  TileUse(int first_depth, int second_depth) {
+    configure_tiles(TilePalette(first_depth, second_depth));
+  }
   ~TileUse() { release_tiles(); }
   TileUse(const TileUse&) = delete;
 };

@@ -116,7 +116,7 @@ void multiply_bf16(const Weight& weight, const Writer& to, int panel, int first)
   const int num_tiles = rows.num_tiles();
   const int step = rows.num_blocks() <= 2 ? num_tiles : BLOCK_DEPTH / TILE_ROW_BYTES;
   scratch.sums.resize((size_t)rows.num_blocks() * TILE_SIDE * PANEL);
-  TileUse use;
+  TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES);
   for (int from = 0; from < num_tiles; from += step) {
     const int until = std::min(from + step, num_tiles);
     for (int block = 0, count; block < rows.num_blocks(); block += count) {
@@ -182,7 +182,7 @@ void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to, int
   scratch.sums.assign((size_t)num_blocks * TILE_SIDE * PANEL, 0.0f);
   alignas(64) int32_t dots[2][TILE_SIDE][LANES];
   Columns columns;
-  TileUse use(Columns::SIZE);
+  TileUse use(Columns::SIZE, Columns::SIZE);
   for (int begin = 0; begin < PANEL_VECTORS; begin += width)
     for (int at = 0; at < used; at++) {
       const char* group = w + at * (int64_t)Columns::BYTES;
