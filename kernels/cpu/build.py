@@ -100,6 +100,14 @@ def load_library(
         raise NativeUnavailable(
             f"this CPU cannot run {instruction_set} code; its best instruction set is {best}"
         )
+    library = _load(cache_dir, instruction_set, source_dir)
+    if (instruction_set or best) is InstructionSet.AMX and not library.remora_may_use_tiles():
+        logger.warning("the system refuses AMX to this process; products use AVX-512, more slowly")
+        return _load(cache_dir, InstructionSet.AVX512, source_dir)
+    return library
+
+
+def _load(cache_dir: Path, instruction_set: InstructionSet | None, source_dir: Path) -> ctypes.CDLL:
     path = build_library(cache_dir, instruction_set=instruction_set, source_dir=source_dir)
     try:
         return ctypes.CDLL(str(path))
@@ -162,7 +170,9 @@ def _find_compiler() -> list[str]:
 
 def _target_flags(target: InstructionSet, cpu_flags: frozenset[str]) -> list[str]:
     if target is InstructionSet.EMULATED:
-        widest = max(best_instruction_set(cpu_flags), InstructionSet.AVX512, key=list(InstructionSet).index)
+        widest = max(
+            best_instruction_set(cpu_flags), InstructionSet.AVX512, key=list(InstructionSet).index
+        )
         return [*_target_flags(widest, cpu_flags), "-DREMORA_TILES=2"]
     if target is InstructionSet.AMX:
         return [*_target_flags(InstructionSet.AVX512, cpu_flags), "-DREMORA_TILES=1"]

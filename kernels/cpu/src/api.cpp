@@ -59,6 +59,15 @@ const char* remora_instruction_set() {
 #endif
 }
 
+// Whether the system lets this process use the tile registers of this library; asked before use.
+int remora_may_use_tiles() {
+#if REMORA_TILES
+  return may_use_tiles();
+#else
+  return true;
+#endif
+}
+
 int remora_struct_size(int number) {
   const size_t sizes[] = {sizeof(Batch),   sizeof(Weight),    sizeof(Rows),
                           sizeof(Output),  sizeof(KvCache),   sizeof(Attention),

@@ -153,9 +153,19 @@ int Multiply::num_blocks(int num_rows, int num_threads) const {
   constexpr int MANY = 16;  // rows of one thread
   if (num_rows < MANY * num_threads) {
     const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
-    return std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));
+    return std::clamp(wanted, 1, std::max(1, num_rows / rows_together()));
   }
   return num_threads * ceil_div(num_rows, PRODUCT_ROWS * num_threads);
+}
+
+int Multiply::rows_together() const {
+  return HAS_TILES && weight_.format != F32 ? TILE_SIDE : TILE_ROWS;
+}
+
+// First row of a block. Blocks of tiles consist of whole tiles.
+int Multiply::block_start(int num_rows, int block, int blocks) const {
+  if (!HAS_TILES || weight_.format == F32) return part_start(num_rows, block, blocks);
+  return std::min(num_rows, part_start(ceil_div(num_rows, TILE_SIDE), block, blocks) * TILE_SIDE);
 }
 
 int Multiply::num_chunks(const Batch& batch, int num_threads) const {
@@ -166,7 +176,8 @@ int Multiply::num_chunks(const Batch& batch, int num_threads) const {
 void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
   const int rows = num_rows(batch), blocks = num_blocks(rows, num_threads);
   const int block = chunk / weight_.num_panels, panel = chunk % weight_.num_panels;
-  const int first = part_start(rows, block, blocks), last = part_start(rows, block + 1, blocks);
+  const int first = block_start(rows, block, blocks), last = block_start(rows, block + 1, blocks);
+  if (first == last) return;
   if (!low_ || rows_.blocks().empty())
     return multiply_panel(weight_, x_, out_, panel, first, last, nullptr, stage_);
   const Updates updates{*low_, rows_.adapters(), out_.epilogue == GATED};

@@ -181,6 +181,8 @@ class Multiply : public Operation {
     return on_logits_ ? batch.num_logits : batch.num_tokens;
   }
   int num_blocks(int num_rows, int num_threads) const;
+  int rows_together() const;  // rows that cost about as much as one
+  int block_start(int num_rows, int block, int blocks) const;
 
   const bool on_logits_;
   const Weight weight_;
