@@ -1,4 +1,4 @@
-"""Products by tile registers: the emulation follows their definition, and the hardware the emulation."""
+"""Tile registers: the emulation follows their definition, and the hardware the emulation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from remora.kernels.cpu import build
 from remora.kernels.cpu.build import InstructionSet, load_library
 from remora.kernels.cpu.library import Epilogue, Format, Library, Team
+from tests.kernels.cpu.attending import Heads, run_in_chunks
 from tests.kernels.cpu.conftest import load
 from tests.kernels.cpu.products import make_rows, multiply, pack_alone
 
@@ -55,7 +57,7 @@ def fused(a: float, b: float, c: float) -> float:
 
 
 def defined(x: list[float], w: list[float]) -> float:
-    """Return one sum of tile products as CPUs define it: even and odd k apart, 32 of them at a time."""
+    """Return a sum of products as CPUs define it: 32 k at a time, even and odd ones apart."""
     total = 0.0
     for start in range(0, len(x), 32):
         even = odd = 0.0
@@ -144,6 +146,33 @@ def test_hardware_equals_the_emulation(
         product(hardware, x, w, format, epilogue=epilogue),
         product(tiles, x, w, format, epilogue=epilogue),
     )
+
+
+RULES: tuple[dict[str, Any], ...] = ({}, {"window": 30, "sink": 1.0, "soft_cap": 5})
+TILED_HEADS = [
+    Heads(dtype=torch.bfloat16, page_size=page_size, head_dim=head_dim, **rule)
+    for page_size in (16, 32)
+    for head_dim in (16, 64, 80)
+    for rule in RULES
+]
+
+
+@pytest.mark.parametrize("heads", TILED_HEADS, ids=str)
+def test_attention_has_the_same_bits_in_chunks(tiles: Team, heads: Heads) -> None:
+    qkv = heads.draw(150, seed=1)
+    whole = run_in_chunks(tiles, heads, qkv, [150])
+
+    assert torch.equal(run_in_chunks(tiles, heads, qkv, [1, 6, 64, 13, 17, 49], seed=9), whole)
+
+
+@pytest.mark.parametrize("heads", TILED_HEADS, ids=str)
+def test_attention_of_the_hardware_equals_the_emulation(
+    hardware: Team, tiles: Team, heads: Heads
+) -> None:
+    qkv = heads.draw(150, seed=1)
+
+    on_hardware = run_in_chunks(hardware, heads, qkv, [100, 1, 49])
+    assert torch.equal(on_hardware, run_in_chunks(tiles, heads, qkv, [100, 1, 49]))
 
 
 def test_a_refused_permission_leaves_the_products_without_tiles(
