@@ -15,20 +15,40 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
 
 // Replaces NaN and infinities, which would survive a multiplication by 0.
-INLINE float finite(float x) {
-  constexpr float MOST = 3.38e38f;
-  return x != x ? 0.0f : x > MOST ? MOST : x < -MOST ? -MOST : x;
+INLINE vf finite(vf x) {
+  const vf most = splat(3.38e38f);
+  return min(most, max(-most, x == x ? x : vf{}));
 }
 
 // Elements of a query: whole tiles.
 constexpr int padded_query(int dim) { return HAS_TILES ? (dim + 31) / 32 * 32 : dim; }
 
+// Calls body(first element, number of elements) for vectors of a head; the last may be shorter.
+template <class Body>
+INLINE void for_vectors(int size, Body&& body) {
+  int at = 0;
+  for (; at + LANES <= size; at += LANES) body(at, LANES);
+  if (at < size) body(at, size - at);
+}
+
+INLINE vf load_some(const float* from, int count) {
+  if (count == LANES) return load<vf>(from);
+  float values[LANES] = {};
+  std::copy_n(from, count, values);
+  return load<vf>(values);
+}
+
 template <class T>
-T stored(float x) {
+INLINE void store_some(T* to, vf x, int count) {
+  T values[LANES];
   if constexpr (sizeof(T) == 2)
-    return narrow(x);
+    store(values, narrow(x));
   else
-    return x;
+    store(values, x);
+  if (count == LANES)
+    memcpy(to, values, sizeof(values));
+  else
+    std::copy_n(values, count, to);
 }
 
 template <class Step>
@@ -37,10 +57,18 @@ void store_rows(const KvCache& cache, char* keys, const float* key, const float*
   const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
   T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim;
   T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
-  for (int d = 0; d < cache.head_dim; d++) {
-    k[d / Step::K * GROUP_TOKENS * Step::K + lane * Step::K + d % Step::K] = stored<T>(finite(key[d]));
-    v[lane / Step::K * dim * Step::K + d * Step::K + lane % Step::K] = stored<T>(finite(value[d]));
-  }
+  k += lane * Step::K;
+  v += lane / Step::K * dim * Step::K + lane % Step::K;
+  for_vectors(cache.head_dim, [&](int first, int count) {
+    T keys_of[LANES], values_of[LANES];
+    store_some(keys_of, finite(load_some(key + first, count)), LANES);
+    store_some(values_of, finite(load_some(value + first, count)), LANES);
+    for (int i = 0; i < count; i++) {
+      const int d = first + i;
+      k[d / Step::K * GROUP_TOKENS * Step::K + d % Step::K] = keys_of[i];
+      v[d * Step::K] = values_of[i];
+    }
+  });
 }
 
 // The rows of one block: queries of consecutive tokens, each with the heads that share K and V.
@@ -100,8 +128,11 @@ class Block {
     for (int row = 0; row < rows_; row++) {
       const float* from = a_.qkv + (int64_t)(first_ + row / heads_) * a_.qkv_stride +
                           (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
-      for (int d = 0; d < query_dim_; d++)
-        queries[row * query_dim_ + d] = stored<T>(d < cache_.head_dim ? from[d] * factor : 0.0f);
+      T* to = queries + row * query_dim_;
+      for_vectors(cache_.head_dim, [&](int d, int count) {
+        store_some(to + d, load_some(from + d, count) * factor, count);
+      });
+      std::fill(to + cache_.head_dim, to + query_dim_, T{});
     }
     std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
     std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
@@ -287,12 +318,13 @@ class Block {
       const float* from = &scratch_.out[row * dim_];
       const int64_t to = (int64_t)(first_ + row / heads_) * a_.out_stride +
                          (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
-      for (int d = 0; d < cache_.head_dim; d++) {
+      for_vectors(cache_.head_dim, [&](int d, int count) {
+        const vf value = load_some(from + d, count) * inverse;
         if (a_.out_is_bf16)
-          ((bf16*)a_.out)[to + d] = narrow(from[d] * inverse);
+          store_some((bf16*)a_.out + to + d, value, count);
         else
-          ((float*)a_.out)[to + d] = from[d] * inverse;
-      }
+          store_some((float*)a_.out + to + d, value, count);
+      });
     }
   }
 
