@@ -81,28 +81,103 @@ class Block {
   static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
  public:
-  Block(const Attention& attention, const Batch& batch, int sequence, int first, int last,
-        int kv_head, AttentionScratch& scratch)
+  Block(const Attention& attention, const Batch& batch, const Queries& queries,
+        AttentionScratch& scratch)
       : a_(attention),
         cache_(attention.cache),
         batch_(batch),
         scratch_(scratch),
-        table_(attention.cache.table(batch, sequence)),
-        first_(first),
+        table_(attention.cache.table(batch, queries.sequence)),
+        first_(queries.first),
         heads_(attention.heads_per_kv()),
-        rows_((last - first) * heads_),
+        rows_((queries.last - queries.first) * heads_),
         dim_(attention.cache.padded_dim()),
         query_dim_(padded_query(dim_)),
-        kv_head_(kv_head) {}
+        kv_head_(queries.kv_head) {}
 
+  // Attend to all partitions, one after the other.
   void run() {
+    take_queries();
+    begin();
+    const Partitions seen = partitions_of(a_, batch_, first_, last_token());
+    for (int64_t at = seen.first; at <= seen.last; at++) {
+      attend_partition(at);
+      join({scratch_.out.data(), scratch_.sums.data(), scratch_.maxima.data()});
+    }
+    give_back();
+  }
+
+  // Attend to one partition and keep its sums in `part`.
+  void run_partition(int64_t partition, float* part) {
+    take_queries();
+    attend_partition(partition);
+    const Sums to = sums_in(part);
+    std::copy_n(scratch_.out.data(), rows_ * dim_, to.out);
+    std::copy_n(scratch_.sums.data(), rows_ * LANES, to.sums);
+    std::copy_n(scratch_.maxima.data(), rows_, to.maxima);
+  }
+
+  // Join the sums of `count` partitions, in their order.
+  void finish(float* parts, int count) {
+    begin();
+    for (int at = 0; at < count; at++)
+      join(sums_in(parts + at * partition_size(a_, last_token() - first_ + 1)));
+    give_back();
+  }
+
+ private:
+  // Of each row: products with V, weights by lane, and the greatest score.
+  struct Sums {
+    float *out, *sums, *maxima;
+  };
+  Sums sums_in(float* part) const {
+    return {part, part + rows_ * dim_, part + rows_ * (dim_ + LANES)};
+  }
+  int last_token() const { return first_ + (rows_ - 1) / heads_; }
+  int64_t position(int row) const { return batch_.positions[first_ + row / heads_]; }
+
+  // A sink counts like a first key with a value of zero.
+  void begin() {
+    std::fill_n(scratch_.total_out.begin(), rows_ * dim_, 0.0f);
+    std::fill_n(scratch_.total_sums.begin(), rows_ * LANES, 0.0f);
+    std::fill_n(scratch_.total_maxima.begin(), rows_, LOWEST);
+    for (int row = 0; a_.sinks && row < rows_; row++) {
+      const float score = a_.sinks[kv_head_ * heads_ + row % heads_] * LOG2_E;
+      scratch_.total_maxima[row] = std::max(score, LOWEST);
+      scratch_.total_sums[row * LANES] = 1.0f;
+    }
+  }
+
+  // Compiled once, so that partitions of one thread and of several are joined by the same code. A
+  // partition that a row does not see changes nothing.
+  __attribute__((noinline)) void join(Sums part) {
+    for (int row = 0; row < rows_; row++) {
+      float& most = scratch_.total_maxima[row];
+      const float now = std::max(most, part.maxima[row]);
+      const vf before = exp2(splat(most - now)), added = exp2(splat(part.maxima[row] - now));
+      most = now;
+      const auto add = [&](float* total, const float* more) {
+        store(total, fma(load<vf>(more), added, load<vf>(total) * before));
+      };
+      add(&scratch_.total_sums[row * LANES], part.sums + row * LANES);
+      for (int d = 0; d < dim_; d += LANES)
+        add(&scratch_.total_out[row * dim_ + d], part.out + row * dim_ + d);
+    }
+  }
+
+  void attend_partition(int64_t partition) {
 #if REMORA_TILES
     std::optional<TileUse> use;
     if (BY_TILES) use.emplace(TILE_ROW_BYTES, TILE_ROW_BYTES / 2);
 #endif
-    take_queries();
-    const int64_t from = batch_.positions[first_], to = batch_.positions[first_ + (rows_ - 1) / heads_];
-    for (int64_t tile = a_.first_seen(from) / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
+    std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
+    std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
+    std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
+    const int64_t from = batch_.positions[first_], to = batch_.positions[last_token()];
+    constexpr int TILES = PARTITION_TOKENS / TILE_TOKENS;
+    const int64_t begin = std::max(a_.first_seen(from) / TILE_TOKENS, partition * TILES);
+    const int64_t end = std::min(to / TILE_TOKENS, partition * TILES + TILES - 1);
+    for (int64_t tile = begin; tile <= end; tile++) {
       locate(tile, to);
 #if REMORA_TILES
       if constexpr (BY_TILES) {
@@ -116,11 +191,7 @@ class Block {
           attend_tile<decltype(count)::value>(tile * TILE_TOKENS, row);
         });
     }
-    give_back();
   }
-
- private:
-  int64_t position(int row) const { return batch_.positions[first_ + row / heads_]; }
 
   void take_queries() {
     T* queries = (T*)scratch_.queries.data();
@@ -133,19 +204,6 @@ class Block {
         store_some(to + d, load_some(from + d, count) * factor, count);
       });
       std::fill(to + cache_.head_dim, to + query_dim_, T{});
-    }
-    std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
-    std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
-    std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
-    if (a_.sinks) begin_with_sinks();
-  }
-
-  // A sink counts like a first key with a value of zero.
-  void begin_with_sinks() {
-    for (int row = 0; row < rows_; row++) {
-      const float score = a_.sinks[kv_head_ * heads_ + row % heads_] * LOG2_E;
-      scratch_.maxima[row] = std::max(score, LOWEST);
-      scratch_.sums[row * LANES] = 1.0f;
     }
   }
 
@@ -314,8 +372,8 @@ class Block {
 
   void give_back() const {
     for (int row = 0; row < rows_; row++) {
-      const float inverse = 1.0f / sum(load<vf>(&scratch_.sums[row * LANES]));
-      const float* from = &scratch_.out[row * dim_];
+      const float inverse = 1.0f / sum(load<vf>(&scratch_.total_sums[row * LANES]));
+      const float* from = &scratch_.total_out[row * dim_];
       const int64_t to = (int64_t)(first_ + row / heads_) * a_.out_stride +
                          (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
       for_vectors(cache_.head_dim, [&](int d, int count) {
@@ -348,6 +406,9 @@ void AttentionScratch::reserve(const Attention& attention) {
   grow(out, rows * dim);
   grow(sums, rows * LANES);
   grow(maxima, rows);
+  grow(total_out, rows * dim);
+  grow(total_sums, rows * LANES);
+  grow(total_maxima, rows);
   grow(queries, rows * dim * sizeof(float));
 }
 
@@ -362,12 +423,44 @@ void store_kv(const KvCache& cache, int layer, const float* key, const float* va
   }
 }
 
-void attend(const Attention& attention, const Batch& batch, int sequence, int first, int last,
-            int kv_head, AttentionScratch& scratch) {
+Partitions partitions_of(const Attention& attention, const Batch& batch, int first, int last) {
+  return {attention.first_seen(batch.positions[first]) / PARTITION_TOKENS,
+          batch.positions[last] / PARTITION_TOKENS};
+}
+
+int64_t partition_size(const Attention& attention, int num_tokens) {
+  return (int64_t)num_tokens * attention.heads_per_kv() *
+         (attention.cache.padded_dim() + LANES + 1);
+}
+
+namespace {
+
+template <class Body>
+void with_block(const Attention& attention, const Batch& batch, const Queries& queries,
+                AttentionScratch& scratch, Body&& body) {
   if (attention.cache.is_bf16)
-    Block<StepBF16>(attention, batch, sequence, first, last, kv_head, scratch).run();
+    body(Block<StepBF16>(attention, batch, queries, scratch));
   else
-    Block<StepF32>(attention, batch, sequence, first, last, kv_head, scratch).run();
+    body(Block<StepF32>(attention, batch, queries, scratch));
+}
+
+}  // namespace
+
+void attend(const Attention& attention, const Batch& batch, const Queries& queries,
+            AttentionScratch& scratch) {
+  with_block(attention, batch, queries, scratch, [](auto&& block) { block.run(); });
+}
+
+void attend_partition(const Attention& attention, const Batch& batch, const Queries& queries,
+                      int64_t partition, float* part, AttentionScratch& scratch) {
+  with_block(attention, batch, queries, scratch,
+             [&](auto&& block) { block.run_partition(partition, part); });
+}
+
+void join_partitions(const Attention& attention, const Batch& batch, const Queries& queries,
+                     float* parts, int count, AttentionScratch& scratch) {
+  with_block(attention, batch, queries, scratch,
+             [&](auto&& block) { block.finish(parts, count); });
 }
 
 }  // namespace remora

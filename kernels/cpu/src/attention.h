@@ -7,8 +7,10 @@
 // where W values make 4 bytes (1 float, 2 bf16) and head_dim is padded to 16.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
-// maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Tiles do not depend on the division
-// of work, so a row's result does not depend on other rows.
+// maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
+// they begin anew and are joined with those of earlier partitions, so that threads can divide one
+// sequence among them (Dao et al. 2023). Tiles and partitions do not depend on the division of work,
+// so a row's result does not depend on other rows or on threads.
 #pragma once
 
 #include <vector>
@@ -20,6 +22,7 @@ namespace remora {
 
 constexpr int GROUP_TOKENS = 16;  // tokens of a group
 constexpr int TILE_TOKENS = 64;   // positions of a tile
+constexpr int PARTITION_TOKENS = 256;
 constexpr int MAX_BLOCK_ROWS = 48;
 
 struct KvCache {
@@ -74,7 +77,8 @@ struct Attention {
 
 // Buffers of one thread.
 struct AttentionScratch {
-  std::vector<float> out, sums, maxima;
+  std::vector<float> out, sums, maxima;  // of the present partition
+  std::vector<float> total_out, total_sums, total_maxima;
   std::vector<char> queries;
   void reserve(const Attention& attention);
 };
@@ -83,8 +87,28 @@ struct AttentionScratch {
 // positions by 0.
 void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot);
 
-// Attend for tokens [first, last) of sequence `sequence` and the query heads of `kv_head`.
-void attend(const Attention& attention, const Batch& batch, int sequence, int first, int last,
-            int kv_head, AttentionScratch& scratch);
+// Queries that are computed together: tokens [first, last) of a sequence, with the heads of one KV head.
+struct Queries {
+  int sequence, first, last, kv_head;
+};
+
+// First and last partition that tokens [first, last] see.
+struct Partitions {
+  int64_t first, last;
+};
+Partitions partitions_of(const Attention& attention, const Batch& batch, int first, int last);
+
+// Floats of the sums of one partition for so many tokens and the heads of one KV head.
+int64_t partition_size(const Attention& attention, int num_tokens);
+
+void attend(const Attention& attention, const Batch& batch, const Queries& queries,
+            AttentionScratch& scratch);
+
+// The same in parts: sums of one partition, then the results of all of them, in their order. `parts`
+// has `partition_size` floats for each.
+void attend_partition(const Attention& attention, const Batch& batch, const Queries& queries,
+                      int64_t partition, float* part, AttentionScratch& scratch);
+void join_partitions(const Attention& attention, const Batch& batch, const Queries& queries,
+                     float* parts, int count, AttentionScratch& scratch);
 
 }  // namespace remora

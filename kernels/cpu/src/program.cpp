@@ -194,20 +194,55 @@ void Attend::prepare(const Batch& batch) {
   for (int s = 0; s < batch.num_sequences; s++)
     first_block_.push_back(first_block_.back() +
                            ceil_div(batch.starts[s + 1] - batch.starts[s], a_.block_tokens()));
+  divide(batch);
 }
 
-int Attend::num_chunks(const Batch&, int) const {
-  return first_block_.back() * a_.cache.num_kv_heads;
+// Blocks that are too few to keep all threads busy are divided into partitions, as far as there is
+// room for their sums.
+void Attend::divide(const Batch& batch) {
+  constexpr int ENOUGH = 3;  // blocks of a thread
+  divided_.clear();
+  parts_.clear();
+  const int num_threads = (int)scratch_.size(), num_blocks = first_block_.back() * a_.cache.num_kv_heads;
+  if (num_threads == 1 || num_blocks >= ENOUGH * num_threads) return;
+  int64_t used = 0;
+  for (int block = 0; block < num_blocks; block++) {
+    const Queries queries = queries_of(batch, block);
+    const Partitions seen = partitions_of(a_, batch, queries.first, queries.last - 1);
+    const int count = (int)(seen.last - seen.first) + 1;
+    const int64_t size = partition_size(a_, queries.last - queries.first);
+    const bool fits = used + count * size <= sums_.size();
+    divided_.emplace_back(queries, seen.first, count > 1 && fits ? count : 1, sums_.data() + used);
+    for (int part = 0; part < divided_.back().count; part++)
+      parts_.push_back({(int)divided_.size() - 1, part});
+    if (divided_.back().count > 1) used += count * size;
+  }
 }
 
-void Attend::run_chunk(const Batch& batch, int, int chunk, int thread) {
+Queries Attend::queries_of(const Batch& batch, int chunk) const {
   const int num_heads = a_.cache.num_kv_heads, block = chunk / num_heads;
   const auto above = std::upper_bound(first_block_.begin(), first_block_.end(), block);
   const int sequence = (int)(above - first_block_.begin()) - 1;
   const int size = a_.block_tokens();
   const int first = batch.starts[sequence] + (block - first_block_[sequence]) * size;
-  attend(a_, batch, sequence, first, std::min(first + size, batch.starts[sequence + 1]),
-         chunk % num_heads, scratch_[thread]);
+  return {sequence, first, std::min(first + size, batch.starts[sequence + 1]), chunk % num_heads};
+}
+
+int Attend::num_chunks(const Batch&, int) const {
+  return divided_.empty() ? first_block_.back() * a_.cache.num_kv_heads : (int)parts_.size();
+}
+
+void Attend::run_chunk(const Batch& batch, int, int chunk, int thread) {
+  AttentionScratch& scratch = scratch_[thread];
+  if (divided_.empty()) return attend(a_, batch, queries_of(batch, chunk), scratch);
+  Divided& whole = divided_[parts_[chunk].whole];
+  if (whole.count == 1) return attend(a_, batch, whole.queries, scratch);
+  const int part = parts_[chunk].part;
+  const int64_t size = partition_size(a_, whole.queries.last - whole.queries.first);
+  attend_partition(a_, batch, whole.queries, whole.first + part, whole.sums + part * size, scratch);
+  // Whoever finishes last joins the parts, always in their order.
+  if (whole.left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    join_partitions(a_, batch, whole.queries, whole.sums, whole.count, scratch);
 }
 
 void Program::add(std::unique_ptr<Operation> operation) {

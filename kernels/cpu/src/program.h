@@ -5,6 +5,8 @@
 // operation is a new class here and an entry in api.cpp.
 #pragma once
 
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -193,17 +195,49 @@ class Multiply : public Operation {
   uint64_t stage_ = 0;
 };
 
+// Memory for sums of partitions, shared by the program's operations. Untouched pages take none.
+class PartitionSums {
+ public:
+  PartitionSums() : sums_(new float[SIZE]) {}
+  float* data() const { return sums_.get(); }
+  int64_t size() const { return SIZE; }
+
+ private:
+  static constexpr int64_t SIZE = 4 << 20;
+
+  const std::unique_ptr<float[]> sums_;
+};
+
 class Attend : public Operation {
  public:
-  explicit Attend(const Attention& attention) : a_(attention) {}
+  Attend(const Attention& attention, const PartitionSums& sums) : a_(attention), sums_(sums) {}
   void reserve(int num_threads) override;
   void prepare(const Batch& batch) override;
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
  private:
+  // A block whose partitions are computed apart, unless there is only one.
+  struct Divided {
+    Divided(const Queries& queries, int64_t first, int count, float* sums)
+        : queries(queries), first(first), count(count), sums(sums), left(count) {}
+    const Queries queries;
+    const int64_t first;  // partition
+    const int count;      // of partitions
+    float* const sums;
+    std::atomic<int> left;
+  };
+  struct Part {
+    int whole, part;
+  };
+  void divide(const Batch& batch);
+  Queries queries_of(const Batch& batch, int chunk) const;
+
   const Attention a_;
+  const PartitionSums& sums_;
   std::vector<int> first_block_;  // [S + 1] blocks of query tokens, counted over all sequences
+  std::deque<Divided> divided_;   // empty if there are enough blocks
+  std::vector<Part> parts_;       // of divided blocks
   std::vector<AttentionScratch> scratch_;
 };
 
@@ -213,6 +247,7 @@ class Program : public Job {
 
   Batch batch{};
 
+  const PartitionSums& partition_sums() const { return partition_sums_; }
   // Adapter rows of the current step, for operations that are added.
   const AdapterRows& adapter_rows(bool on_logits) const { return on_logits ? logits_ : tokens_; }
   void add(std::unique_ptr<Operation> operation);
@@ -225,6 +260,7 @@ class Program : public Job {
 
  private:
   Team& team_;
+  PartitionSums partition_sums_;
   AdapterRows tokens_, logits_;
   std::vector<std::unique_ptr<Operation>> operations_;
   int first_ = 0, last_ = 0;

@@ -14,7 +14,7 @@ from remora.kernels.cpu.library import Team
 from remora.kernels.cpu.program import Program
 from tests.kernels.cpu.products import GUARD, make_batch
 
-MAX_TOKENS = 512
+MAX_TOKENS = 1024
 MOST = {torch.float32: 3.3e38, torch.bfloat16: torch.finfo(torch.bfloat16).max}
 
 
@@ -69,7 +69,7 @@ class Attending:
         self, team: Team, heads: Heads, *, num_sequences: int, seed: int = 0, garbage: float = 0.0
     ) -> None:
         self._heads = heads
-        pages_each = -(-512 // heads.page_size)
+        pages_each = -(-MAX_TOKENS // heads.page_size)
         num_pages = num_sequences * pages_each + 1
         shuffled = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
         self.tables = torch.tensor(shuffled, dtype=torch.int32).view(num_sequences, pages_each)
@@ -99,8 +99,8 @@ class Attending:
             self.cache,
             1,
             num_heads=heads.num_heads,
-            cosines=torch.ones(512, half),
-            sines=torch.zeros(512, half),
+            cosines=torch.ones(MAX_TOKENS, half),
+            sines=torch.zeros(MAX_TOKENS, half),
         )
         program.attend(
             self._qkv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,6 +110,42 @@ def test_chunks_give_the_bits_of_the_whole(
     decoded = run_in_chunks(each_team, heads, qkv, [64, *[1] * 86], seed=5)
     assert torch.equal(decoded, whole)
     assert torch.equal(run_in_chunks(each_team, heads, qkv, [1, 6, 64, 13, 17, 49], seed=9), whole)
+
+
+@pytest.fixture(scope="module")
+def teams(library: Library) -> Iterator[list[Team]]:
+    teams = [Team(library, num_threads) for num_threads in (1, 2, 3, 7)]
+    yield teams
+    for team in teams:
+        team.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    heads=all_heads(),
+    sequences=st.lists(
+        st.tuples(st.integers(200, 900), st.just(1) | st.integers(1, 20)), min_size=1, max_size=3
+    ),
+)
+def test_long_sequences_have_the_same_bits_with_any_number_of_threads(
+    teams: list[Team], heads: Heads, sequences: list[tuple[int, int]]
+) -> None:
+    results = []
+    for team in teams:
+        attending = Attending(team, heads, num_sequences=len(sequences))
+        qkv = [heads.draw(sum(lens), i) for i, lens in enumerate(sequences)]
+        for i, x in enumerate(qkv):
+            attending.step({i: x[: sequences[i][0]]})
+        results.append(attending.step({i: x[sequences[i][0] :] for i, x in enumerate(qkv)}))
+
+    for i, x in enumerate(qkv):
+        for result in results:
+            assert torch.equal(result[i], results[0][i])
+        expected = attend_densely(heads, x)[sequences[i][0] :]
+        tolerance = TOLERANCE[heads.dtype]
+        torch.testing.assert_close(
+            results[0][i].double(), expected, atol=tolerance, rtol=tolerance
+        )
 
 
 @BOTH_DTYPES
