@@ -45,9 +45,7 @@ def make_program(team: Team, num_tokens: int, num_layers: int) -> Program:
     qkv, out = torch.randn(1, (HEADS + 2) * HEAD_DIM), torch.empty(1, HEADS * HEAD_DIM)
     program = Program(team, batch)
     for layer in range(num_layers):
-        program.attend(
-            qkv, cache, layer, out, num_heads=HEADS, scale=HEAD_DIM**-0.5, window=None
-        )
+        program.attend(qkv, cache, layer, out, num_heads=HEADS, scale=HEAD_DIM**-0.5, window=None)
     return program
 
 

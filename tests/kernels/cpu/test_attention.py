@@ -143,9 +143,7 @@ def test_long_sequences_have_the_same_bits_with_any_number_of_threads(
             assert torch.equal(result[i], results[0][i])
         expected = attend_densely(heads, x)[sequences[i][0] :]
         tolerance = TOLERANCE[heads.dtype]
-        torch.testing.assert_close(
-            results[0][i].double(), expected, atol=tolerance, rtol=tolerance
-        )
+        torch.testing.assert_close(results[0][i].double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @BOTH_DTYPES
