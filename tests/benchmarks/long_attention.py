@@ -88,7 +88,8 @@ def main() -> None:
         rate = memory.nbytes / 1e9 / took[options.threads]
         print(
             f"attention x {attention[-1]:.2f} ({1e3 * took[1]:.2f} -> "
-            f"{1e3 * took[options.threads]:.2f} ms, {rate:.1f} GB/s), reads x {reads[-1]:.2f}"
+            f"{1e3 * took[options.threads]:.2f} ms, {rate:.1f} GB/s), reads x {reads[-1]:.2f} "
+            f"({1e3 * read[1]:.2f} -> {1e3 * read[options.threads]:.2f} ms)"
         )
     gain, read_gain = statistics.median(attention), statistics.median(reads)
     print(f"medians: attention x {gain:.2f}, reads x {read_gain:.2f}: {gain / read_gain:.2f}")
