@@ -45,6 +45,10 @@ _AVX512_EXTRAS = {
     "avx512_vnni": "-mavx512vnni",
     "avx512vbmi": "-mavx512vbmi",
 }
+_AVX2_EXTRAS = {"avx_vnni": "-mavxvnni"}
+# Vendors whose bfloat16 dot product takes longer than two multiply-adds of floats: twice as long on
+# Sapphire Rapids, half as long on Zen 4 and 5. `remora doctor` shows the rates.
+_WIDENING_VENDORS = frozenset(["GenuineIntel"])
 # Compiler messages about options or library features newer than the compiler.
 _AGE_SIGNS = ("unrecognized", "unknown argument", "bad value", "invalid value", "no member named")
 
@@ -70,11 +74,21 @@ class InstructionSet(StrEnum):
 
 def read_cpu_flags() -> frozenset[str]:
     """Return this CPU's feature flags as Linux names them; empty on other systems."""
+    return frozenset(_read_cpu_line("flags").split())
+
+
+def read_cpu_vendor() -> str:
+    """Return this CPU's vendor as Linux names it; empty on other systems."""
+    return _read_cpu_line("vendor_id")
+
+
+def _read_cpu_line(name: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split()[2:])
+        return ""
+    found = next((line for line in lines if line.startswith(name)), "")
+    return found.partition(":")[2].strip()
 
 
 def best_instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
@@ -138,7 +152,7 @@ def build_library(
     if not sources:
         raise NativeUnavailable(f"{source_dir} holds no C++ sources; reinstall remora")
     compiler = _find_compiler()
-    command = [*compiler, *_FLAGS, *_target_flags(target, cpu_flags)]
+    command = [*compiler, *_FLAGS, *_target_flags(target, cpu_flags, read_cpu_vendor())]
     library = cache_dir / f"remora-cpu-{target}-{_hash(command, compiler, source_dir)}.so"
     if library.exists():
         return library
@@ -168,22 +182,26 @@ def _find_compiler() -> list[str]:
     )
 
 
-def _target_flags(target: InstructionSet, cpu_flags: frozenset[str]) -> list[str]:
+def _target_flags(target: InstructionSet, cpu_flags: frozenset[str], vendor: str) -> list[str]:
     if target is InstructionSet.EMULATED:
-        widest = max(
-            best_instruction_set(cpu_flags), InstructionSet.AVX512, key=list(InstructionSet).index
-        )
-        return [*_target_flags(widest, cpu_flags), "-DREMORA_TILES=2"]
+        order = list(InstructionSet)
+        real = max(best_instruction_set(cpu_flags), InstructionSet.AVX512, key=order.index)
+        return [*_target_flags(real, cpu_flags, vendor), "-DREMORA_TILES=2"]
     if target is InstructionSet.AMX:
-        return [*_target_flags(InstructionSet.AVX512, cpu_flags), "-DREMORA_TILES=1"]
+        return [*_target_flags(InstructionSet.AVX512, cpu_flags, vendor), "-DREMORA_TILES=1"]
     if target is InstructionSet.PORTABLE:
         return []
     # Tuning changes which instructions are preferred, not which are allowed.
     tune = "-mtune=native" if cpu_flags >= _AVX2_NEEDS else "-mtune=generic"
     if target is InstructionSet.AVX2:
-        return ["-march=x86-64-v3", tune]
-    extras = [option for flag, option in _AVX512_EXTRAS.items() if flag in cpu_flags]
-    return ["-march=x86-64-v4", tune, "-mprefer-vector-width=512", *extras]
+        return ["-march=x86-64-v3", tune, *_extras(_AVX2_EXTRAS, cpu_flags)]
+    product = ["-DREMORA_WIDEN_BF16=1"] if vendor in _WIDENING_VENDORS else []
+    extras = _extras(_AVX512_EXTRAS, cpu_flags)
+    return ["-march=x86-64-v4", tune, "-mprefer-vector-width=512", *extras, *product]
+
+
+def _extras(options: dict[str, str], cpu_flags: frozenset[str]) -> list[str]:
+    return [option for flag, option in options.items() if flag in cpu_flags]
 
 
 def _hash(command: list[str], compiler: list[str], source_dir: Path) -> str:

@@ -6,7 +6,7 @@ Knows pointers and structures. Knows nothing of models or of how the library is 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -74,6 +74,8 @@ LANES = 16  # head_dim and blocks of gated columns are padded to a multiple of i
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "instruction_set": (c_char_p, ()),
     "struct_size": (c_int, (c_int,)),
+    "bf16_product": (c_char_p, ()),
+    "measure_rates": (None, (c_void_p,)),
     "padded_k": (c_int, (c_int, c_int)),
     "panel_bytes": (c_int64, (c_int, c_int)),
     "group_size": (c_int, (c_int,)),
@@ -153,6 +155,14 @@ class Library:
     def instructions(self) -> str:
         """Name of the instruction set that the library was compiled for."""
         return bytes(self.instruction_set()).decode()
+
+    def rates(self) -> dict[str, float]:
+        """Measure what one thread multiplies, in GFLOP/s or GOP/s by name; takes milliseconds."""
+        measured = (c_double * 5)()
+        self.measure_rates(measured)
+        how = bytes(self.bf16_product()).decode()
+        names = ("float32", f"bfloat16 by {how}", "int8", "bfloat16 tiles", "int8 tiles")
+        return {name: rate for name, rate in zip(names, measured, strict=True) if rate}
 
 
 class Team:

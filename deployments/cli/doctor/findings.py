@@ -27,7 +27,14 @@ from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.compile import KERNELS
-from remora.kernels.cpu.build import COMPILERS, best_instruction_set, read_cpu_flags
+from remora.kernels.cpu.build import (
+    COMPILERS,
+    NativeUnavailable,
+    best_instruction_set,
+    load_library,
+    read_cpu_flags,
+)
+from remora.kernels.cpu.library import Library
 
 _MODULES = ("torch", "ray.serve", "transformers", "tokenizers", "safetensors", "gguf", "fastapi")
 _MODEL_BYTES = 300 * 2**20
@@ -64,6 +71,7 @@ def examine(model: str) -> Iterator[Finding]:
     yield from check_machine(machine)
     yield check_cache()
     yield check_kernels()
+    yield from check_products()
     yield check_port()
     yield from check_model(model, machine)
 
@@ -139,6 +147,20 @@ def check_kernels() -> Finding:
         return Finding(Level.WARN, "kernels", text + advice)
     text = f"native, compiled by {compiler} at the first start or by `remora compile`"
     return Finding(Level.OK, "kernels", text)
+
+
+def check_products() -> Iterator[Finding]:
+    """Report the rates of one core with the compiled kernels, if they are compiled."""
+    folder = cache_dir() / KERNELS
+    if not any(folder.glob(f"remora-cpu-{best_instruction_set(read_cpu_flags())}-*.so")):
+        return
+    try:
+        rates = Library(load_library(folder)).rates()
+    except NativeUnavailable as reason:
+        yield Finding(Level.WARN, "products", f"the native kernels do not load: {reason}")
+        return
+    shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    yield Finding(Level.OK, "products", f"billion operations per second of one core: {shown}")
 
 
 def check_port(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Finding:

@@ -240,7 +240,7 @@ void Attend::run_chunk(const Batch& batch, int, int chunk, int thread) {
   const int part = parts_[chunk].part;
   const int64_t size = partition_size(a_, whole.queries.last - whole.queries.first);
   attend_partition(a_, batch, whole.queries, whole.first + part, whole.sums + part * size, scratch);
-  // Whoever finishes last joins the parts, always in their order.
+  // The last one to finish joins the parts, always in their order.
   if (whole.left.fetch_sub(1, std::memory_order_acq_rel) == 1)
     join_partitions(a_, batch, whole.queries, whole.sums, whole.count, scratch);
 }

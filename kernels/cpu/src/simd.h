@@ -110,9 +110,10 @@ INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 INLINE vf bits_to_float(vi x) { return (vf)x; }
 INLINE vi float_to_bits(vf x) { return (vi)x; }
 
-// acc += a0 * b0 + a1 * b1 in every lane, for lanes that hold two bf16.
+// acc += a0 * b0 + a1 * b1 in every lane, for lanes that hold two bf16. REMORA_WIDEN_BF16: where the
+// instruction for it is slower than two multiply-adds of floats (build.py).
 INLINE rf dot_bf16(rf acc, ri a, ri b) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !REMORA_WIDEN_BF16
   return (rf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
   const ri high = spread((int32_t)0xffff0000);
@@ -125,6 +126,8 @@ INLINE rf dot_bf16(rf acc, ri a, ri b) {
 INLINE ri dot_u8s8(ri acc, ri u, ri s) {
 #if defined(__AVX512VNNI__)
   return (ri)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+  return (ri)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)u, (__m256i)s);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   // The even bytes and the odd ones, as pairs of 16 bits.
   const __m256i bytes = (__m256i)u, numbers = (__m256i)s, low = _mm256_set1_epi16(255);

@@ -197,6 +197,11 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
     [
         (AVX512, InstructionSet.AVX512),
         (AVX512 - {"avx512bw"}, InstructionSet.AVX2),
+        (AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile"}, InstructionSet.AVX512),
+        (
+            AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
+            InstructionSet.AMX,
+        ),
         (AVX2, InstructionSet.AVX2),
         (AVX2 - {"fma"}, InstructionSet.PORTABLE),
         (frozenset(), InstructionSet.PORTABLE),
@@ -209,12 +214,33 @@ def test_the_best_instruction_set_of_a_cpu_is_chosen(
 
 
 def test_dot_products_are_used_only_where_the_cpu_has_them() -> None:
-    plain = build._target_flags(InstructionSet.AVX512, AVX512)
-    full = build._target_flags(InstructionSet.AVX512, AVX512 | {"avx512_bf16", "avx512_vnni"})
+    plain = build._target_flags(InstructionSet.AVX512, AVX512, "AuthenticAMD")
+    flags = AVX512 | {"avx512_bf16", "avx512_vnni"}
+    full = build._target_flags(InstructionSet.AVX512, flags, "AuthenticAMD")
 
     assert not {"-mavx512bf16", "-mavx512vnni"} & set(plain)
     assert {"-mavx512bf16", "-mavx512vnni"} <= set(full)
-    assert build._target_flags(InstructionSet.PORTABLE, AVX512) == []
+    assert build._target_flags(InstructionSet.PORTABLE, AVX512, "AuthenticAMD") == []
+    assert "-mavxvnni" not in build._target_flags(InstructionSet.AVX2, AVX2, "GenuineIntel")
+    client = build._target_flags(InstructionSet.AVX2, AVX2 | {"avx_vnni"}, "GenuineIntel")
+    assert "-mavxvnni" in client
+
+
+@pytest.mark.parametrize(
+    ("vendor", "widens"), [("AuthenticAMD", False), ("GenuineIntel", True), ("", False)]
+)
+def test_bfloat16_is_widened_where_that_is_faster(vendor: str, widens: bool) -> None:
+    flags = build._target_flags(InstructionSet.AVX512, AVX512 | {"avx512_bf16"}, vendor)
+
+    assert ("-DREMORA_WIDEN_BF16=1" in flags) is widens
+
+
+@pytest.mark.parametrize("target", [InstructionSet.AMX, InstructionSet.EMULATED])
+def test_tiles_are_added_to_the_vectors_of_the_cpu(target: InstructionSet) -> None:
+    vectors = build._target_flags(InstructionSet.AVX512, AVX512, "")
+    number = 1 if target is InstructionSet.AMX else 2
+
+    assert build._target_flags(target, AVX512, "") == [*vectors, f"-DREMORA_TILES={number}"]
 
 
 def test_code_that_the_cpu_cannot_run_is_not_loaded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from remora.configs.environment import cache_dir
 from remora.deployments.cli.doctor import findings
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.main import app
-from remora.kernels.cpu.build import best_instruction_set, read_cpu_flags
+from remora.kernels.cpu.build import best_instruction_set, build_library, read_cpu_flags
 from tests.configs.planning.test_plan import GIB, make_machine
 from tests.conftest import TinyCheckpoints
 
@@ -86,6 +88,19 @@ def test_kernels_are_compiled_or_can_be_or_torch_serves(
     assert "/no/such/compiler" in none.text
     assert "compiled by /bin/sh at the first start" in possible.text
     assert str(tmp_path / "kernels") in compiled.text
+
+
+def test_rates_of_compiled_kernels_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_library(
+        cache_dir() / "kernels"
+    )  # in the user's cache, so that runs of the tests share it
+    (found,) = findings.check_products()
+    monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
+
+    assert re.search(r"float32 \d+, bfloat16 by .* \d+, int8 \d+", found.text)
+    assert not list(findings.check_products())  # not compiled there
 
 
 def test_a_port_in_use_is_a_warning() -> None:
