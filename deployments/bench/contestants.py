@@ -1,4 +1,4 @@
-"""The sides of a comparison: a URL, a remora configuration, or any command.
+"""The sides of a comparison: a URL, a remora configuration, a written report, or any command.
 
 A configuration runs in a new `remora bench` process in each round, so that it shares no threads,
 caches or memory with the other side.
@@ -16,11 +16,13 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from remora.deployments.bench import online
 from remora.deployments.bench.http_client import Endpoint, parse_url
+from remora.deployments.bench.machine import microarchitecture
 from remora.deployments.bench.server_process import STOP_S, own_command
 from remora.deployments.bench.targets import read_target, split_spec
 from remora.deployments.bench.workloads import Size, Workload
@@ -35,6 +37,11 @@ class Contestant(Protocol):
     """One side of a comparison, which can be measured repeatedly."""
 
     spec: str
+
+    @property
+    def microarchitecture(self) -> str:
+        """Of the processor that measures or measured; empty if unknown."""
+        ...
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
         """Return figures by workload, without unsupported workloads. Raises Failure."""
@@ -52,6 +59,8 @@ def read_contestant(
         return UrlContestant(spec, size, parse_url(spec, api_key), model)
     if spec.startswith(COMMAND_PREFIX):
         return CommandContestant(spec, shlex.split(spec.removeprefix(COMMAND_PREFIX)))
+    if spec.endswith(".json"):
+        return ReportContestant(spec, *read_report(Path(spec)))
     name, settings = split_spec(spec)
     read_target(name, settings)  # report errors before the first round
     return ConfigContestant(spec, size, name, settings)
@@ -65,6 +74,7 @@ class UrlContestant:
     size: Size
     endpoint: Endpoint
     model: str | None
+    microarchitecture: str = ""
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
         """Run the workloads on the server."""
@@ -88,6 +98,7 @@ class ConfigContestant:
     size: Size
     name: str
     settings: Sequence[str]
+    microarchitecture: str = field(default_factory=microarchitecture)
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
         """Run the workloads in new processes."""
@@ -112,6 +123,7 @@ class CommandContestant:
 
     spec: str
     command: Sequence[str]
+    microarchitecture: str = field(default_factory=microarchitecture)
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
         """Run the command."""
@@ -122,6 +134,42 @@ class CommandContestant:
         found = run_command(filled)
         wanted = {workload.name for workload in workloads}
         return {name: figures for name, figures in found.items() if name in wanted}
+
+
+@dataclass(slots=True)
+class ReportContestant:
+    """A report that `remora bench --json` wrote earlier: every round has the same figures."""
+
+    spec: str
+    figures: Figures
+    microarchitecture: str
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        """Return the report's figures."""
+        wanted = {workload.name for workload in workloads}
+        return {name: figures for name, figures in self.figures.items() if name in wanted}
+
+
+def read_report(path: Path) -> tuple[Figures, str]:
+    """Read the figures and the microarchitecture of a report. Raises Failure."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {path}: {error}") from None
+    figures = parse_figures(text, str(path))
+    machine = json.loads(text[text.find("{") :]).get("machine")
+    return figures, str(machine.get("microarchitecture", "")) if isinstance(machine, dict) else ""
+
+
+def machine_warning(a: Contestant, b: Contestant) -> str | None:
+    """Return a warning if both sides are known to come from different processors."""
+    first, second = a.microarchitecture, b.microarchitecture
+    if not first or not second or first == second:
+        return None
+    return (
+        f"A was measured on {first}, B on {second}: ratios compare the processors as well; measure "
+        "both on one machine"
+    )
 
 
 def run_command(command: Sequence[str]) -> Figures:

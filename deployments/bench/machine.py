@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,18 @@ import psutil  # type: ignore[import-untyped]
 from remora.configs.machine import read_machine_facts
 
 PACKAGES = ("remora", "torch", "ray", "transformers", "numpy")
+# Vendor, family, models and name.
+MICROARCHITECTURES: tuple[tuple[str, str, Container[int], str], ...] = (
+    ("AuthenticAMD", "23", range(0x30, 0xA0), "Zen 2"),
+    ("AuthenticAMD", "25", (*range(0x10), *range(0x20, 0x60)), "Zen 3"),
+    ("AuthenticAMD", "25", (*range(0x10, 0x20), *range(0x60, 0xB0)), "Zen 4"),
+    ("AuthenticAMD", "26", range(0x100), "Zen 5"),
+    ("GenuineIntel", "6", (85,), "Skylake-SP or Cascade Lake"),
+    ("GenuineIntel", "6", (106, 108), "Ice Lake-SP"),
+    ("GenuineIntel", "6", (143,), "Sapphire Rapids"),
+    ("GenuineIntel", "6", (207,), "Emerald Rapids"),
+    ("GenuineIntel", "6", (173, 174), "Granite Rapids"),
+)
 BUSY_SHARE = 0.1  # of one processor; an idle system uses less
 _LOOK_S = 0.4
 _PROC = Path("/proc")
@@ -48,11 +61,38 @@ def describe_machine() -> dict[str, str]:
     facts = read_machine_facts()
     return {
         "processor": facts.cpu_name,
+        "microarchitecture": microarchitecture(),
         "cores": str(facts.num_cores),
         "features": ", ".join(facts.cpu_features),
         "memory": f"{facts.total_bytes / 2**30:.1f} GiB",
         "system": platform.platform(),
     }
+
+
+def microarchitecture(cpuinfo: str | None = None) -> str:
+    """Return the name of the processor's microarchitecture, or its numbers; empty if unknown.
+
+    Virtual machines often hide the processor's name, not its numbers.
+
+    cpuinfo:  content of /proc/cpuinfo; None = this machine's
+    """
+    if cpuinfo is None:
+        try:
+            cpuinfo = (_PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    fields: dict[str, str] = {}
+    for name, _, value in lines:
+        fields.setdefault(name.strip(), value.strip())
+    if "vendor_id" not in fields:
+        part = fields.get("CPU part")
+        return f"{fields.get('CPU implementer', 'Arm')} part {part}" if part else ""
+    vendor, family, model = (fields.get(name, "") for name in ("vendor_id", "cpu family", "model"))
+    for known, known_family, models, name in MICROARCHITECTURES:
+        if (known, known_family) == (vendor, family) and model.isdigit() and int(model) in models:
+            return name
+    return f"{vendor} family {family} model {model}"
 
 
 def describe_software() -> dict[str, str]:

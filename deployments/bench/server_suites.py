@@ -15,7 +15,7 @@ from remora.configs.machine import read_machine_facts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import make_plan
 from remora.deployments.bench import compare, online
-from remora.deployments.bench.contestants import Contestant
+from remora.deployments.bench.contestants import Contestant, machine_warning
 from remora.deployments.bench.http_client import Endpoint, parse_url
 from remora.deployments.bench.latency import latency_chart, latency_table, measure_latency
 from remora.deployments.bench.machine import listener_pid
@@ -24,7 +24,7 @@ from remora.deployments.bench.report.charts import charts
 from remora.deployments.bench.report.record import Report
 from remora.deployments.bench.roofline import ModelWork
 from remora.deployments.bench.server_process import running_server
-from remora.deployments.bench.session import note_bounds, progress_bar
+from remora.deployments.bench.session import note_bounds, progress_bar, warn
 from remora.deployments.bench.startup import measure_start, start_offline, start_server
 from remora.deployments.bench.stats import Slo
 from remora.deployments.bench.suites import with_memory
@@ -124,6 +124,7 @@ def compare_suite(
     report: Report, a: Contestant, b: Contestant, workloads: Sequence[Workload], *, num_rounds: int
 ) -> None:
     """Compare two contestants in alternating runs."""
+    warn(report, machine_warning(a, b))
     with progress_bar("turns", 2 * num_rounds) as advance:
         rounds = compare.run_rounds(a, b, workloads, num_rounds=num_rounds, on_turn=advance)
     rows = compare.compare_rows(rounds)

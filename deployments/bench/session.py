@@ -56,11 +56,17 @@ def begin(target: str, **settings: object) -> Report:
         software=describe_software(),
         settings={name: str(value) for name, value in settings.items() if value is not None},
     )
-    if warning := busy_warning():
-        report.warnings.append(warning)
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(f"[yellow]warning:[/] {warning}")
+    warn(report, busy_warning())
     return report
+
+
+def warn(report: Report, warning: str | None) -> None:
+    """Add a warning, if there is one, to the report and print it."""
+    if warning is None:
+        return
+    report.warnings.append(warning)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[yellow]warning:[/] {warning}")
 
 
 def note_bounds(report: Report, moment: str, num_threads: int) -> Bounds:

@@ -235,7 +235,9 @@ def quality(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="URL, CONFIG,section.key=value,... or cmd:COMMAND.")],
+    a: Annotated[
+        str, typer.Argument(help="URL, CONFIG,section.key=value,..., REPORT.json, cmd:COMMAND.")
+    ],
     b: Annotated[str, typer.Argument(help="Same as A.")],
     workload: Names = "decode,prefill,batch",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 2,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
 from remora.deployments.bench.compare import Rounds, as_table, compare_rows, missing, run_rounds
@@ -18,7 +19,9 @@ from remora.deployments.bench.contestants import (
     parse_figures,
     read_contestant,
 )
+from remora.deployments.bench.machine import microarchitecture
 from remora.deployments.bench.workloads import OFFLINE, Size, Workload, online
+from remora.deployments.cli.main import app
 from remora.deployments.cli.terminal import Failure
 from tests.conftest import TinyCheckpoints
 from tests.deployments.bench.openai_server import FakeOpenAI
@@ -33,6 +36,7 @@ class Scripted:
     spec: str
     turns: list[Figures]
     order: list[str] = field(default_factory=list)
+    microarchitecture: str = ""
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
         self.order.append(f"{self.spec}{seed}")
@@ -138,3 +142,53 @@ def test_figures_of_a_configuration(tiny_checkpoints: TinyCheckpoints) -> None:
 def test_a_wrong_configuration_is_refused_before_the_first_run(spec: str) -> None:
     with pytest.raises(ConfigError):
         read_contestant(spec, Size())
+
+
+def write_report(path: Path, microarchitecture: str | None) -> str:
+    machine = {} if microarchitecture is None else {"microarchitecture": microarchitecture}
+    path.write_text(json.dumps({"machine": machine, "figures": {"decode": {"decode_tok_s": 5.0}}}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warns"),
+    [
+        ("Zen 4", "Sapphire Rapids", True),
+        ("Zen 4", "Zen 4", False),
+        ("Zen 4", None, False),
+    ],
+)
+def test_reports_of_two_microarchitectures_are_compared_with_a_warning(
+    tmp_path: Path, first: str, second: str | None, warns: bool
+) -> None:
+    sides = [write_report(tmp_path / f"{at}.json", of) for at, of in enumerate((first, second))]
+    output = tmp_path / "compared.json"
+
+    ran = CliRunner().invoke(
+        app, ["bench", "compare", *sides, "--workload", "decode", "--json", str(output)]
+    )
+
+    assert ran.exit_code == 0, ran.output
+    report = json.loads(output.read_text())
+    assert report["rounds"]["A"][0] == {"decode": {"decode_tok_s": 5.0}}
+    found = [text for text in report["warnings"] if "ratios compare the processors" in text]
+    assert len(found) == warns
+
+
+def test_a_report_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="cannot read"):
+        read_contestant(str(tmp_path / "none.json"), Size())
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: x", "Zen 4"),
+        ("vendor_id: GenuineIntel\ncpu family: 6\nmodel: 143", "Sapphire Rapids"),
+        ("vendor_id: GenuineIntel\ncpu family: 6\nmodel: 1", "GenuineIntel family 6 model 1"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd40", "0x41 part 0xd40"),
+        ("", ""),
+    ],
+)
+def test_microarchitectures_are_named(cpuinfo: str, expected: str) -> None:
+    assert microarchitecture(cpuinfo) == expected
