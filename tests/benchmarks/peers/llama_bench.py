@@ -9,6 +9,7 @@ those parts would attend to, and so errs in llama.cpp's favour.
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,24 @@ from remora.deployments.bench.workloads import Workload
 from tests.benchmarks.peers.peers import KV_TOKENS, PeerError, llama_tool
 
 Figures = dict[str, float]
+
+
+class Crash(PeerError):
+    """One of llama.cpp's tools was ended by a signal."""
+
+
+def measure_all(
+    model: Path, workloads: Sequence[Workload], *, threads: int, samples: int
+) -> tuple[dict[str, Figures], dict[str, str]]:
+    """Return workload -> figures, and workload -> how a tool crashed. Raises other PeerErrors."""
+    figures: dict[str, Figures] = {}
+    crashes: dict[str, str] = {}
+    for workload in workloads:
+        try:
+            figures[workload.name] = measure(model, workload, threads=threads, samples=samples)
+        except Crash as crash:
+            crashes[workload.name] = str(crash)
+    return figures, crashes
 
 
 def measure(model: Path, workload: Workload, *, threads: int, samples: int) -> Figures:
@@ -66,6 +85,8 @@ def _output(tool: str, arguments: Sequence[str]) -> str:
     done = subprocess.run(
         [str(llama_tool(tool)), *arguments], stdout=subprocess.PIPE, stderr=sys.stderr, text=True
     )
+    if done.returncode < 0:
+        raise Crash(f"{tool} crashed: {signal.Signals(-done.returncode).name}")
     if done.returncode != 0:
         raise PeerError(f"{tool} ended with {done.returncode}; its reason is above")
     return done.stdout

@@ -96,7 +96,7 @@ def run_serve(args: argparse.Namespace) -> None:
 def run_offline(args: argparse.Namespace) -> None:
     peer = PEERS[args.peer]
     ensure_installed(peer)
-    figures = offline.measure(
+    figures, crashes = offline.measure(
         peer,
         _model(args, peer),
         _workloads(args.workload),
@@ -104,6 +104,8 @@ def run_offline(args: argparse.Namespace) -> None:
         samples=args.samples,
         seed=args.seed,
     )
+    for workload, crash in crashes.items():
+        sys.stderr.write(f"{workload}: {crash}\n")
     sys.stdout.write(json.dumps(figures) + "\n")
 
 
@@ -116,7 +118,7 @@ def run_measure(args: argparse.Namespace) -> None:
     results: dict[str, Any] = {}
     for peer in PEERS.values():
         for quant in peer.quants:
-            figures = offline.measure(
+            figures, crashes = offline.measure(
                 peer,
                 model_for(peer, quant),
                 workloads,
@@ -124,9 +126,14 @@ def run_measure(args: argparse.Namespace) -> None:
                 samples=args.samples,
                 seed=args.seed,
             )
-            results[f"{peer.name} {quant}"] = figures
-            firsts = (next(iter(figures[workload.name].values())) for workload in workloads)
-            table.add_row(peer.name, quant, *(f"{rate:.0f}" for rate in firsts))
+            results[f"{peer.name} {quant}"] = figures | {
+                workload: {"crash": crash} for workload, crash in crashes.items()
+            }
+            cells = (
+                crashes.get(workload.name) or f"{next(iter(figures[workload.name].values())):.0f}"
+                for workload in workloads
+            )
+            table.add_row(peer.name, quant, *cells)
     Console().print(table)
     if args.out:
         record = {

@@ -36,16 +36,14 @@ def measure(
     threads: int,
     samples: int,
     seed: int,
-) -> dict[str, Figures]:
+) -> tuple[dict[str, Figures], dict[str, str]]:
     """Return workload -> figures, each the median of `samples`, after one that does not count.
 
+    The second result is workload -> crash, for workloads during which llama.cpp crashed.
     Raises PeerError.
     """
     if peer is LLAMA:
-        return {
-            workload.name: llama_bench.measure(model, workload, threads=threads, samples=samples)
-            for workload in workloads
-        }
+        return llama_bench.measure_all(model, workloads, threads=threads, samples=samples)
     runs = [
         run
         for workload in workloads
@@ -54,7 +52,7 @@ def measure(
     ]
     job = {"model": str(model), "threads": threads, "options": peer.options, "runs": runs}
     seconds = iter(_drive(peer, job, threads)["seconds"])
-    return {workload.name: _median(workload, seconds, samples) for workload in workloads}
+    return {workload.name: _median(workload, seconds, samples) for workload in workloads}, {}
 
 
 def sample_runs(workload: Workload, seed: int) -> list[dict[str, Any]]:
