@@ -22,16 +22,14 @@ class PackedRows {
   void pack(const Rows& x, int item, int size, int depth, int first, int last, uint64_t stage) {
     if (stage == stage_ && x.values == values_ && first == first_ && last == last_) return;
     stage_ = stage, values_ = x.values, first_ = first, last_ = last;
-    const int rows = last - first, row_bytes = size * item;
+    const int row_bytes = size * item;
     num_tiles_ = (row_bytes + depth - 1) / depth;
     depth_ = depth;
     data_.assign((size_t)num_blocks() * TILE_SIDE * num_tiles_ * depth, 0);
-    for (int row = 0; row < rows; row++) {
-      const char* from = (const char*)x.values + (int64_t)(first + row) * x.stride * item;
-      for (int at = 0; at < row_bytes; at += depth)
-        memcpy(const_cast<char*>(tile(row / TILE_SIDE, at / depth)) + row % TILE_SIDE * depth,
-               from + at, std::min(depth, row_bytes - at));
-    }
+    if (depth == TILE_ROW_BYTES)
+      copy<TILE_ROW_BYTES>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
+    else
+      copy<TILE_ROW_BYTES / 2>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
   }
 
   int num_rows() const { return last_ - first_; }
@@ -43,6 +41,19 @@ class PackedRows {
   }
 
  private:
+  // DEPTH is a constant so that whole pieces are copied by vectors.
+  template <int DEPTH>
+  void copy(const char* values, int64_t stride, int row_bytes) {
+    for (int row = 0; row < num_rows(); row++) {
+      const char* from = values + (first_ + row) * stride;
+      char* to = const_cast<char*>(tile(row / TILE_SIDE, 0)) + row % TILE_SIDE * DEPTH;
+      int at = 0;
+      for (; at + DEPTH <= row_bytes; at += DEPTH, to += TILE_SIDE * DEPTH)
+        __builtin_memcpy(to, from + at, DEPTH);
+      memcpy(to, from + at, row_bytes - at);
+    }
+  }
+
   uint64_t stage_ = 0;
   const void* values_ = nullptr;
   int first_ = 0, last_ = 0, num_tiles_ = 0, depth_ = 0;
