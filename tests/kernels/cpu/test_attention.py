@@ -114,7 +114,7 @@ def test_chunks_give_the_bits_of_the_whole(
 
 @pytest.fixture(scope="module")
 def teams(library: Library) -> Iterator[list[Team]]:
-    teams = [Team(library, num_threads) for num_threads in (1, 2, 3, 7)]
+    teams = [Team(library, num_threads) for num_threads in (1, 2, 3, 7, 16)]
     yield teams
     for team in teams:
         team.close()

@@ -68,7 +68,7 @@ def run_often(library: Library, num_threads: int, times: int) -> None:
     team.close()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4, 16])
 def test_stages_follow_each_other_however_many_threads_share_them(
     library: Library, num_threads: int
 ) -> None:
