@@ -29,6 +29,8 @@ def make_sources(folder: Path, answer: int = 42) -> Path:
         '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
     )
     (folder / "twice.cpp").write_text('extern "C" int twice(int x) { return 2 * x; }\n')
+    # Asked on CPUs with AMX.
+    (folder / "tiles.cpp").write_text('extern "C" int remora_may_use_tiles() { return 1; }\n')
     return folder
 
 
