@@ -11,6 +11,12 @@
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
 // Q8 and Q4 quantise activations as well, per row and group of the same size: x = scale * s.
+//
+// With tile registers, the values of 16 columns that one tile holds are adjacent, and so are the tiles
+// of 32 columns that a product of 16 bits reads together:
+//   BF16  [2][k / 32][2][16 k / 2][16][2] bf16
+//   Q8    as above, but [4][16 k / 4][16][4] s8;  w = scale * s
+//   Q4    as above, but [4][4 k / 8][16][4] bytes
 #pragma once
 
 #include "activation.h"
@@ -41,6 +47,17 @@ inline int64_t panel_bytes(Format format, int k) {
     case Q8: return kp * PANEL + kp / 64 * PANEL * 2;
     default: return kp * PANEL / 2 + kp / 32 * PANEL * 4;
   }
+}
+
+// Offset of a step of k (4 bytes) of one column in the values of a panel (BF16, `steps` is k / 2) or of
+// one of its groups (Q8, Q4).
+inline int64_t step_offset(Format format, int steps, int step, int column) {
+  if (!HAS_TILES) return ((int64_t)step * PANEL + column) * 4;
+  const int vector = column / LANES, lane = column % LANES;
+  if (format != BF16) return (((int64_t)vector * steps + step) * LANES + lane) * 4;
+  const int tile = step / TILE_SIDE, num_tiles = steps / TILE_SIDE;
+  const int64_t place = ((int64_t)(vector / 2 * num_tiles + tile) * 2 + vector % 2) * TILE_BYTES;
+  return place + (step % TILE_SIDE * LANES + lane) * 4;
 }
 
 struct Weight {

@@ -54,16 +54,15 @@ struct Values {
   }
 };
 
-void pack_bf16_column(const Source& source, int row, int column, bf16* panel) {
+void pack_bf16_column(const Source& source, int row, int column, char* panel) {
   const int padded = padded_k(BF16, source.k);
+  const auto place = [&](int i) { return panel + step_offset(BF16, padded / 2, i / 2, column); };
   if (source.is_bf16 && row >= 0 && source.k == padded) {  // copied unchanged, two values at a time
     const auto* pairs = (const char*)source.from + (int64_t)row * source.k * 2;
-    for (int i = 0; i < padded; i += 2)
-      __builtin_memcpy(panel + i * PANEL + column * 2, pairs + i * 2, 4);
+    for (int i = 0; i < padded; i += 2) __builtin_memcpy(place(i), pairs + i * 2, 4);
     return;
   }
-  for (int i = 0; i < padded; i++)
-    panel[i / 2 * PANEL * 2 + column * 2 + i % 2] = narrow(source.at(row, i));
+  for (int i = 0; i < padded; i++) ((bf16*)place(i))[i % 2] = narrow(source.at(row, i));
 }
 
 // The scale is rounded before the division, so its rounding adds no error.
@@ -71,10 +70,11 @@ void pack_q8_column(const Source& source, int row, int start, int column, char* 
   const Values<64> values(source, row, start);
   const bf16 stored = narrow(fmaxf(values.most, -values.least) / 127.0f);
   ((bf16*)group)[column] = stored;
+  constexpr int OFFSET = HAS_TILES ? 0 : 128;
   auto* data = (uint8_t*)group + 2 * PANEL;
   for (int i = 0; i < 64; i++)
-    data[i / 4 * PANEL * 4 + column * 4 + i % 4] =
-        (uint8_t)(values.level(i, 0.0f, widen(stored), -127, 127) + 128);
+    data[step_offset(Q8, 16, i / 4, column) + i % 4] =
+        (uint8_t)(values.level(i, 0.0f, widen(stored), -127, 127) + OFFSET);
 }
 
 void pack_q4_column(const Source& source, int row, int start, int column, char* group) {
@@ -86,7 +86,7 @@ void pack_q4_column(const Source& source, int row, int start, int column, char* 
   ((bf16*)group)[PANEL + column] = stored_least;
   auto* data = (uint8_t*)group + 4 * PANEL;
   for (int i = 0; i < 32; i++) {
-    uint8_t& byte = data[i / 8 * PANEL * 4 + column * 4 + i % 4];
+    uint8_t& byte = data[step_offset(Q4, 4, i / 8, column) + i % 4];
     const auto level = (uint8_t)values.level(i, least, widen(stored), 0, 15);
     byte = i % 8 < 4 ? level : (uint8_t)(byte | level << 4);
   }
@@ -103,7 +103,7 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
     if (format == F32) {
       for (int i = 0; i < padded; i++) ((float*)to)[i * PANEL + column] = source.at(row, i);
     } else if (format == BF16) {
-      pack_bf16_column(source, row, column, (bf16*)to);
+      pack_bf16_column(source, row, column, to);
     } else {
       const int size = group_size(format), bytes = (int)(panel_bytes(format, size));
       for (int start = 0; start < padded; start += size) {

@@ -20,7 +20,7 @@
 
 namespace remora {
 
-constexpr int PRODUCT_ROWS = 192;  // rows of one chunk of a product
+constexpr int PRODUCT_ROWS = 256;  // rows of one chunk of a product
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

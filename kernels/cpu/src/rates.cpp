@@ -79,8 +79,8 @@ extern "C" void remora_measure_rates(double* rates) {
     dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>(), dot_tiles_bf16<SUMS + 3, LEFT, RIGHT>();
   });
   rates[4] = rate_of_tiles(64, [] {
-    dot_tiles_s8u8<SUMS, LEFT, RIGHT>(), dot_tiles_s8u8<SUMS + 1, LEFT, RIGHT>();
-    dot_tiles_s8u8<SUMS + 2, LEFT, RIGHT>(), dot_tiles_s8u8<SUMS + 3, LEFT, RIGHT>();
+    dot_tiles_s8<SUMS, LEFT, RIGHT>(), dot_tiles_s8<SUMS + 1, LEFT, RIGHT>();
+    dot_tiles_s8<SUMS + 2, LEFT, RIGHT>(), dot_tiles_s8<SUMS + 3, LEFT, RIGHT>();
   });
 #endif
 }

@@ -63,10 +63,10 @@ INLINE void store(T* to, V value) {
   __builtin_memcpy(to, &value, sizeof(V));
 }
 
-INLINE vf splat(float x) { return vf{} + x; }
-INLINE vi splat(int32_t x) { return vi{} + x; }
-
-INLINE rf spread(float x) { return x - rf{}; }  // not +, which would turn -0 into 0
+// x - 0 is a broadcast; x + 0, which turns -0 into 0, is also an addition.
+INLINE vf splat(float x) { return x - vf{}; }
+INLINE vi splat(int32_t x) { return x - vi{}; }
+INLINE rf spread(float x) { return x - rf{}; }
 INLINE ri spread(int32_t x) { return x - ri{}; }
 
 // Broadcast the 4 bytes at `from`, of any type.

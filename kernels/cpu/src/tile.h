@@ -37,12 +37,13 @@ struct alignas(64) TilePalette {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Bytes along k, 64 or 32, of the operands in the first registers of a side and in the second ones.
-  TilePalette(int first_depth, int second_depth) {
+  // Bytes along k, 64 or 32, of the operands in the first registers of a side and in the second
+  // ones; rows of left operands and sums.
+  TilePalette(int first_depth, int second_depth, int num_rows) {
     for (int tile = 0; tile < 8; tile++) {
       const int depth = tile % 2 ? second_depth : first_depth;
       row_bytes[tile] = tile == LEFT || tile == LEFT + 1 ? depth : TILE_ROW_BYTES;
-      rows[tile] = tile >= RIGHT ? depth / 4 : TILE_SIDE;
+      rows[tile] = tile >= RIGHT ? depth / 4 : num_rows;
     }
   }
 };
@@ -78,8 +79,8 @@ INLINE void dot_tiles_bf16() {
 }
 
 template <int SUM, int A, int B>
-INLINE void dot_tiles_s8u8() {
-  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+INLINE void dot_tiles_s8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
 }
 
 INLINE void configure_tiles(const TilePalette& palette) {
@@ -94,7 +95,7 @@ inline bool may_use_tiles() { return true; }
 
 struct EmulatedTiles {
   alignas(64) char data[8][TILE_SIDE][TILE_ROW_BYTES];
-  TilePalette palette{64, 64};
+  TilePalette palette{64, 64, TILE_SIDE};
 };
 inline thread_local EmulatedTiles emulated;
 
@@ -145,16 +146,16 @@ void dot_tiles_bf16() {
   }
 }
 
-// sum += the products of signed bytes of A with unsigned bytes of B
+// sum += the products of signed bytes
 template <int SUM, int A, int B>
-void dot_tiles_s8u8() {
+void dot_tiles_s8() {
   auto& tiles = emulated.data;
   for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
     vi sum = load<vi>(tiles[SUM][row]);
     for (int quad = 0; quad < emulated.palette.rows[B]; quad++)
       for (int at = 0; at < 4; at++) {
-        const vu b = (load<vu>(tiles[B][quad]) >> (8 * at)) & 255;
-        sum += (vi)b * (int32_t)(int8_t)tiles[A][row][quad * 4 + at];
+        const vi b = load<vi>(tiles[B][quad]) << (24 - 8 * at) >> 24;
+        sum += b * (int32_t)(int8_t)tiles[A][row][quad * 4 + at];
       }
     store(tiles[SUM][row], sum);
   }
@@ -169,8 +170,8 @@ inline void release_tiles() {}
 // save 8 KB at every switch.
 class TileUse {
  public:
-  TileUse(int first_depth, int second_depth) {
-    configure_tiles(TilePalette(first_depth, second_depth));
+  TileUse(int first_depth, int second_depth, int num_rows = TILE_SIDE) {
+    configure_tiles(TilePalette(first_depth, second_depth, num_rows));
   }
   ~TileUse() { release_tiles(); }
   TileUse(const TileUse&) = delete;

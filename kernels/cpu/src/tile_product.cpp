@@ -11,59 +11,100 @@ namespace remora {
 
 namespace {
 
-constexpr int PANEL_STRIDE = PANEL * 4;  // bytes between a panel's steps of k
-// Bytes along k of a packed row and of a panel's column that stay in the first-level cache.
-constexpr int BLOCK_DEPTH = 1024;
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Rows of a chunk in the order in which tiles read them: blocks of 16 rows, and within a block one
-// tile of 16 x `depth` bytes after the other. Rows past the last one are zeros.
+// Memory in whole cache lines; growing it loses its content.
+template <class T>
+class Buffer {
+ public:
+  T* reserve(size_t size) {
+    const size_t lines = (size * sizeof(T) + 63) / 64;
+    if (lines_.size() < lines) lines_.resize(lines);
+    return data();
+  }
+  T* data() { return (T*)lines_.data(); }
+  const T* data() const { return (const T*)lines_.data(); }
+
+ private:
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  std::vector<Line> lines_;
+};
+
+// Rows of a chunk in the order in which tiles read them. A block has 16 rows, two blocks make a pair,
+// and the tiles of a pair alternate. Rows past the last one are undefined; they change no others.
 class PackedRows {
  public:
-  void pack(const Rows& x, int item, int size, int depth, int first, int last, uint64_t stage) {
+  void pack(const Rows& x, Format format, int k, int first, int last, uint64_t stage) {
     if (stage == stage_ && x.values == values_ && first == first_ && last == last_) return;
     stage_ = stage, values_ = x.values, first_ = first, last_ = last;
-    const int row_bytes = size * item;
-    num_tiles_ = (row_bytes + depth - 1) / depth;
-    depth_ = depth;
-    data_.assign((size_t)num_blocks() * TILE_SIDE * num_tiles_ * depth, 0);
-    if (depth == TILE_ROW_BYTES)
+    depth_ = format == Q4 ? TILE_ROW_BYTES / 2 : TILE_ROW_BYTES;
+    const int item = format == BF16 ? 2 : 1, row_bytes = k * item;
+    num_tiles_ = ceil_div(row_bytes, depth_);
+    data_.reserve((size_t)num_blocks() * num_tiles_ * tile_bytes());
+    if (depth_ == TILE_ROW_BYTES)
       copy<TILE_ROW_BYTES>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
     else
       copy<TILE_ROW_BYTES / 2>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
+    if (format != BF16) copy_scales(x, x.stride / group_size(format));
   }
 
   int num_rows() const { return last_ - first_; }
-  int num_blocks() const { return (num_rows() + TILE_SIDE - 1) / TILE_SIDE; }
+  int num_blocks() const { return ceil_div(num_rows(), TILE_SIDE); }
   int num_tiles() const { return num_tiles_; }
   int rows_of(int block) const { return std::min(TILE_SIDE, num_rows() - block * TILE_SIDE); }
-  const char* tile(int block, int at) const {
-    return data_.data() + ((int64_t)block * num_tiles_ + at) * TILE_SIDE * depth_;
+  // Bytes between a block's tiles: those of the pair's other block lie between them.
+  int tile_step(int block) const {
+    return (block % 2 || block + 1 < num_blocks() ? 2 : 1) * tile_bytes();
+  }
+  const char* tiles(int block) const {
+    return data_.data() + ((int64_t)(block - block % 2) * num_tiles_ + block % 2) * tile_bytes();
+  }
+  // Of quantised rows, for one group: scales and sums of the rows of a block.
+  const float* scales(int block, int group) const {
+    return scales_.data() + ((int64_t)block * num_tiles_ + group) * 2 * TILE_SIDE;
   }
 
  private:
+  int tile_bytes() const { return TILE_SIDE * depth_; }
+
   // DEPTH is a constant so that whole pieces are copied by vectors.
   template <int DEPTH>
   void copy(const char* values, int64_t stride, int row_bytes) {
     for (int row = 0; row < num_rows(); row++) {
+      const int block = row / TILE_SIDE, step = tile_step(block);
       const char* from = values + (first_ + row) * stride;
-      char* to = const_cast<char*>(tile(row / TILE_SIDE, 0)) + row % TILE_SIDE * DEPTH;
+      char* to = const_cast<char*>(tiles(block)) + row % TILE_SIDE * DEPTH;
       int at = 0;
-      for (; at + DEPTH <= row_bytes; at += DEPTH, to += TILE_SIDE * DEPTH)
-        __builtin_memcpy(to, from + at, DEPTH);
+      for (; at + DEPTH <= row_bytes; at += DEPTH, to += step) __builtin_memcpy(to, from + at, DEPTH);
+      if (at == row_bytes) continue;
       memcpy(to, from + at, row_bytes - at);
+      memset(to + row_bytes - at, 0, DEPTH - (row_bytes - at));
     }
+  }
+
+  void copy_scales(const Rows& x, int groups) {
+    scales_.reserve((size_t)num_blocks() * num_tiles_ * 2 * TILE_SIDE);
+    for (int row = 0; row < num_rows(); row++)
+      for (int group = 0; group < num_tiles_; group++) {
+        const int64_t from = (int64_t)(first_ + row) * groups + group;
+        float* to = const_cast<float*>(scales(row / TILE_SIDE, group)) + row % TILE_SIDE;
+        to[0] = x.scales[from], to[TILE_SIDE] = (float)x.sums[from];
+      }
   }
 
   uint64_t stage_ = 0;
   const void* values_ = nullptr;
   int first_ = 0, last_ = 0, num_tiles_ = 0, depth_ = 0;
-  std::vector<char> data_;
+  Buffer<char> data_;
+  Buffer<float> scales_;
 };
 
 // Buffers of one thread.
 struct Scratch {
   PackedRows rows;
-  std::vector<float> sums;  // [rows, whole blocks][64]
+  Buffer<float> sums;  // [rows, whole blocks][64]
 };
 thread_local Scratch scratch;
 
@@ -82,159 +123,273 @@ void write_block(const Writer& to, int panel, int row, int num_rows, const float
     });
 }
 
-// Sums of one block of 16 rows with 64 columns, or two blocks with 32 columns, for tiles [from, to)
-// along k. `sums` [rows][64] continue, or begin at zero.
-template <int BLOCKS>
-INLINE void add_products(const PackedRows& rows, int block, const char* w, int from, int to,
-                         bool begins, float* sums) {
-  constexpr int COLUMNS = 4 / BLOCKS;
-  const auto sum = [&](int r, int v) { return sums + r * TILE_SIDE * PANEL + v * LANES; };
-  constexpr int64_t STRIDE = PANEL * sizeof(float);
-  if (begins) {
-    zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-  } else {
-    load_tile<SUMS>(sum(0, 0), STRIDE), load_tile<SUMS + 1>(sum(0, 1), STRIDE);
-    load_tile<SUMS + 2>(BLOCKS == 2 ? sum(1, 0) : sum(0, 2), STRIDE);
-    load_tile<SUMS + 3>(BLOCKS == 2 ? sum(1, 1) : sum(0, 3), STRIDE);
+// Tiles of k that a product of two blocks takes at a time: with their columns they fill most of the
+// first-level cache.
+constexpr int DEPTH_TILES = 10;
+
+// Reads columns ahead of their use into the second-level cache, some lines at a time.
+struct Prefetch {
+  const char* at;
+  int lines;  // of each step
+
+  INLINE void step() {
+    for (int line = 0; line < lines; line++, at += 64) __builtin_prefetch(at, 0, 2);
   }
-  for (int at = from; at < to; at++) {
-    const char* columns = w + (int64_t)at * TILE_SIDE * PANEL_STRIDE;
-    load_tile<LEFT>(rows.tile(block, at), TILE_ROW_BYTES);
-    load_tile<RIGHT>(columns, PANEL_STRIDE);
-    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-    load_tile<RIGHT + 1>(columns + 64, PANEL_STRIDE);
-    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-    if constexpr (BLOCKS == 2) {
-      load_tile<LEFT + 1>(rows.tile(block + 1, at), TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-      dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-    } else {
-      load_tile<RIGHT>(columns + 128, PANEL_STRIDE);
-      dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
-      load_tile<RIGHT + 1>(columns + 192, PANEL_STRIDE);
-      dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
-    }
-  }
-  store_tile<SUMS>(sum(0, 0), STRIDE), store_tile<SUMS + 1>(sum(0, 1), STRIDE);
-  store_tile<SUMS + 2>(COLUMNS == 2 ? sum(1, 0) : sum(0, 2), STRIDE);
-  store_tile<SUMS + 3>(COLUMNS == 2 ? sum(1, 1) : sum(0, 3), STRIDE);
+};
+
+// Bytes between columns that are read once and the prefetch into the first-level cache.
+constexpr int STREAM_AHEAD = 4096;
+
+template <int BYTES>
+INLINE void prefetch_stream(const char* columns) {
+  UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(columns + STREAM_AHEAD + at);
 }
 
-// Blocked along k, so that the panel's part stays in the first-level cache for all rows.
+// Sums of BLOCKS blocks of rows with 32 columns, whose tiles follow each other in `w`, for `count`
+// tiles along k. `sums` [rows][64] continue, or begin at zero.
+template <int BLOCKS>
+INLINE void add_products(const char* x, int x_step, const char* w, int count, bool begins,
+                         float* sums, Prefetch& ahead) {
+  constexpr int64_t STRIDE = PANEL * sizeof(float);
+  float* below = sums + TILE_SIDE * PANEL;
+  if (begins) {
+    zero_tile<SUMS>(), zero_tile<SUMS + 1>();
+    if constexpr (BLOCKS == 2) zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+  } else {
+    load_tile<SUMS>(sums, STRIDE), load_tile<SUMS + 1>(sums + LANES, STRIDE);
+    if constexpr (BLOCKS == 2)
+      load_tile<SUMS + 2>(below, STRIDE), load_tile<SUMS + 3>(below + LANES, STRIDE);
+  }
+  for (int at = 0; at < count; at++, x += x_step, w += 2 * TILE_BYTES) {
+    load_tile<LEFT>(x, TILE_ROW_BYTES);
+    load_tile<RIGHT>(w, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+    if constexpr (BLOCKS == 2) {
+      load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
+      dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
+      dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
+    }
+    ahead.step();
+  }
+  store_tile<SUMS>(sums, STRIDE), store_tile<SUMS + 1>(sums + LANES, STRIDE);
+  if constexpr (BLOCKS == 2)
+    store_tile<SUMS + 2>(below, STRIDE), store_tile<SUMS + 3>(below + LANES, STRIDE);
+}
+
+// Sums of one block of rows with both halves of a panel's columns.
+INLINE void multiply_block(const char* x, int x_step, const char* w, int num_tiles, float* sums) {
+  constexpr int64_t STRIDE = PANEL * sizeof(float);
+  const char* second = w + (int64_t)num_tiles * 2 * TILE_BYTES;
+  zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+  for (int at = 0; at < num_tiles; at++, w += 2 * TILE_BYTES, second += 2 * TILE_BYTES) {
+    prefetch_stream<2 * TILE_BYTES>(w), prefetch_stream<2 * TILE_BYTES>(second);
+    load_tile<LEFT>(x + at * (int64_t)x_step, TILE_ROW_BYTES);
+    load_tile<RIGHT>(w, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+    load_tile<RIGHT>(second, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(second + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
+  }
+  store_tile<SUMS>(sums, STRIDE), store_tile<SUMS + 1>(sums + LANES, STRIDE);
+  store_tile<SUMS + 2>(sums + 2 * LANES, STRIDE), store_tile<SUMS + 3>(sums + 3 * LANES, STRIDE);
+}
+
+// Columns are multiplied in parts of a few tiles along k, each with all rows while it stays in the
+// first-level cache; the next part is read ahead.
 void multiply_bf16(const Weight& weight, const Writer& to, int panel, int first) {
   const PackedRows& rows = scratch.rows;
   const char* w = weight.data + panel * panel_bytes(BF16, weight.k);
-  const int num_tiles = rows.num_tiles();
-  const int step = rows.num_blocks() <= 2 ? num_tiles : BLOCK_DEPTH / TILE_ROW_BYTES;
-  scratch.sums.resize((size_t)rows.num_blocks() * TILE_SIDE * PANEL);
+  const int num_tiles = rows.num_tiles(), num_blocks = rows.num_blocks();
+  scratch.sums.reserve((size_t)num_blocks * TILE_SIDE * PANEL);
+  if (num_blocks == 1) {
+    TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES, rows.num_rows());
+    multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, scratch.sums.data());
+    return write_block(to, panel, first, rows.num_rows(), scratch.sums.data());
+  }
   TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES);
-  for (int from = 0; from < num_tiles; from += step) {
-    const int until = std::min(from + step, num_tiles);
-    for (int block = 0, count; block < rows.num_blocks(); block += count) {
-      count = std::min(2, rows.num_blocks() - block);
+  const int parts = ceil_div(num_tiles, DEPTH_TILES), lines = 2 * TILE_BYTES / 64;
+  for (int part = 0; part < 2 * parts; part++) {
+    const int half = part / parts, from = part % parts * num_tiles / parts;
+    const int count = (part % parts + 1) * num_tiles / parts - from;
+    const bool is_last = part == 2 * parts - 1;
+    const char* columns = w + ((int64_t)half * num_tiles + from) * 2 * TILE_BYTES;
+    Prefetch ahead{columns + count * 2 * TILE_BYTES, ceil_div(lines, ceil_div(num_blocks, 2))};
+    for (int block = 0; block < num_blocks; block += 2) {
       float* sums = scratch.sums.data() + (size_t)block * TILE_SIDE * PANEL;
-      if (count == 1) {
-        add_products<1>(rows, block, w, from, until, from == 0, sums);
-      } else {
-        add_products<2>(rows, block, w, from, until, from == 0, sums);
-        add_products<2>(rows, block, w + 128, from, until, from == 0, sums + 2 * LANES);
-      }
-      if (until < num_tiles) continue;
-      for (int b = block; b < block + count; b++, sums += TILE_SIDE * PANEL)
-        write_block(to, panel, first + b * TILE_SIDE, rows.rows_of(b), sums);
+      const int x_step = rows.tile_step(block);
+      const char* x = rows.tiles(block) + from * (int64_t)x_step;
+      if (block + 1 < num_blocks)
+        add_products<2>(x, x_step, columns, count, from == 0, sums + half * 2 * LANES, ahead);
+      else
+        add_products<1>(x, x_step, columns, count, from == 0, sums + half * 2 * LANES, ahead);
+      for (int b = block; is_last && b < std::min(block + 2, num_blocks); b++)
+        write_block(to, panel, first + b * TILE_SIDE, rows.rows_of(b),
+                    scratch.sums.data() + (size_t)b * TILE_SIDE * PANEL);
     }
   }
 }
 
-// Two vectors of columns of a group, as tiles.
-struct ColumnsQ8 {
+// 16 columns of a group: their scales, and their values as a tile.
+struct GroupQ8 {
   static constexpr int SIZE = 64, BYTES = 2 * PANEL + 64 * PANEL;
+  vf scale;
 
-  void load(const char* group, int vector) {
-    const char* data = group + 2 * PANEL + vector * 64;
-    load_tile<RIGHT>(data, PANEL_STRIDE);
-    load_tile<RIGHT + 1>(data + 64, PANEL_STRIDE);
-  }
-  static INLINE vf scaled(const char* group, int vector, vi dot, int32_t sum) {
-    return to_float(dot - 128 * sum) * widen(remora::load<vuh>(group + vector * 32));
-  }
+  GroupQ8(const char* group, int vector) : scale(widen(load<vuh>(group + vector * 32))) {}
+  INLINE vf scaled(vf dot, float) const { return dot * scale; }
+
+  struct Columns {
+    const char* at;
+    INLINE void take(const char* group, int vector) {
+      at = group + 2 * PANEL + vector * TILE_BYTES;
+    }
+    const char* data() const { return at; }
+  };
 };
 
-struct ColumnsQ4 {
+struct GroupQ4 {
   static constexpr int SIZE = 32, BYTES = 4 * PANEL + 16 * PANEL;
-  alignas(64) char bytes[2][SIZE / 4][TILE_ROW_BYTES];
+  vf scale, least;
 
-  void load(const char* group, int vector) {
-    for (int v = 0; v < 2; v++)
-      for (int step = 0; step < SIZE / 8; step++) {
-        const vi both = remora::load<vi>(group + 4 * PANEL + step * PANEL_STRIDE + (vector + v) * 64);
-        store(bytes[v][2 * step], both & 0x0f0f0f0f);
-        store(bytes[v][2 * step + 1], (both >> 4) & 0x0f0f0f0f);
-      }
-    load_tile<RIGHT>(bytes[0], TILE_ROW_BYTES);
-    load_tile<RIGHT + 1>(bytes[1], TILE_ROW_BYTES);
-  }
-  static INLINE vf scaled(const char* group, int vector, vi dot, int32_t sum) {
-    const char* scales = group + vector * 32;
-    const vf scale = widen(remora::load<vuh>(scales)), least = widen(remora::load<vuh>(scales + 2 * PANEL));
-    return fma(to_float(dot), scale, least * (float)sum);
-  }
-};
+  GroupQ4(const char* group, int vector)
+      : scale(widen(load<vuh>(group + vector * 32))),
+        least(widen(load<vuh>(group + vector * 32 + 2 * PANEL))) {}
+  INLINE vf scaled(vf dot, float sum) const { return fma(dot, scale, least * sum); }
 
-// One block of rows reads a panel once from beginning to end; more blocks keep a group's columns in
-// registers, two vectors of columns at a time.
-template <class Columns>
-void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to, int panel, int first) {
-  const PackedRows& rows = scratch.rows;
-  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
-  const int groups = x.stride / Columns::SIZE, num_blocks = rows.num_blocks();
-  const int used = padded_k(weight.format, weight.k) / Columns::SIZE;
-  const int width = num_blocks == 1 ? PANEL_VECTORS : 2;
-  scratch.sums.assign((size_t)num_blocks * TILE_SIDE * PANEL, 0.0f);
-  alignas(64) int32_t dots[2][TILE_SIDE][LANES];
-  Columns columns;
-  TileUse use(Columns::SIZE, Columns::SIZE);
-  for (int begin = 0; begin < PANEL_VECTORS; begin += width)
-    for (int at = 0; at < used; at++) {
-      const char* group = w + at * (int64_t)Columns::BYTES;
-      for (int vector = begin; vector < begin + width; vector += 2) {
-        columns.load(group, vector);
-        for (int block = 0; block < num_blocks; block++) {
-          load_tile<LEFT>(rows.tile(block, at), Columns::SIZE);
-          zero_tile<SUMS>(), zero_tile<SUMS + 1>();
-          dot_tiles_s8u8<SUMS, LEFT, RIGHT>();
-          dot_tiles_s8u8<SUMS + 1, LEFT, RIGHT + 1>();
-          store_tile<SUMS>(dots[0], TILE_ROW_BYTES);
-          store_tile<SUMS + 1>(dots[1], TILE_ROW_BYTES);
-          for (int r = 0; r < rows.rows_of(block); r++) {
-            const int row = block * TILE_SIDE + r;
-            const int64_t quantised = (int64_t)(first + row) * groups + at;
-            float* sums = scratch.sums.data() + row * PANEL + vector * LANES;
-            UNROLL for (int v = 0; v < 2; v++) {
-              const vf product = Columns::scaled(group, vector + v, load<vi>(dots[v][r]), x.sums[quantised]);
-              store(sums + v * LANES, fma(product, splat(x.scales[quantised]), load<vf>(sums + v * LANES)));
-            }
-          }
-        }
+  struct Columns {
+    alignas(64) char bytes[TILE_BYTES / 2];
+    INLINE void take(const char* group, int vector) {
+      const char* from = group + 4 * PANEL + vector * TILE_BYTES / 4;
+      UNROLL for (int step = 0; step < 4; step++) {
+        const vi both = load<vi>(from + step * 64);
+        store(bytes + step * 128, both & 0x0f0f0f0f);
+        store(bytes + step * 128 + 64, (both >> 4) & 0x0f0f0f0f);
       }
     }
+    const char* data() const { return bytes; }
+  };
+};
+
+// Sums of BLOCKS blocks of rows, of which the first MR rows count, with four or two vectors of columns:
+// four tiles. The sums of one group are added while tiles multiply the next one.
+template <class Group, int BLOCKS, int MR>
+class GroupedProduct {
+ public:
+  static constexpr int VECTORS = 4 / BLOCKS;
+
+  GroupedProduct(const char* panel, const PackedRows& rows, int block, int vector, float* sums)
+      : panel_(panel), rows_(rows), block_(block), vector_(vector), sums_(sums) {}
+
+  // `sums` [16 rows of each block][64] += products of all groups.
+  void run(Prefetch& ahead) {
+    const int num_groups = rows_.num_tiles(), x_step = rows_.tile_step(block_);
+    const char* x = rows_.tiles(block_);
+    take(0);
+    load_operands(x, 0);
+    for (int group = 0; group < num_groups; group++) {
+      zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+      dot_tiles_s8<SUMS, LEFT, RIGHT>();
+      dot_tiles_s8<SUMS + 1, LEFT, RIGHT + 1>();
+      if constexpr (BLOCKS == 2) {
+        dot_tiles_s8<SUMS + 2, LEFT + 1, RIGHT>();
+        dot_tiles_s8<SUMS + 3, LEFT + 1, RIGHT + 1>();
+      } else {
+        const auto& columns = columns_[group % 2];
+        load_tile<RIGHT>(columns[2].data(), TILE_ROW_BYTES);
+        dot_tiles_s8<SUMS + 2, LEFT, RIGHT>();
+        load_tile<RIGHT + 1>(columns[3].data(), TILE_ROW_BYTES);
+        dot_tiles_s8<SUMS + 3, LEFT, RIGHT + 1>();
+      }
+      x += x_step;
+      if (group + 1 < num_groups) take(group + 1), load_operands(x, group + 1);
+      replace<0>(group), replace<1>(group), replace<2>(group), replace<3>(group);
+      ahead.step();
+    }
+    add(num_groups - 1, 0), add(num_groups - 1, 1), add(num_groups - 1, 2), add(num_groups - 1, 3);
+  }
+
+ private:
+  const char* group_at(int group) const { return panel_ + group * (int64_t)Group::BYTES; }
+
+  INLINE void take(int group) {
+    UNROLL for (int v = 0; v < VECTORS; v++)
+      columns_[group % 2][v].take(group_at(group), vector_ + v);
+  }
+
+  INLINE void load_operands(const char* x, int group) {
+    const auto& columns = columns_[group % 2];
+    load_tile<LEFT>(x, Group::SIZE);
+    if constexpr (BLOCKS == 2) load_tile<LEFT + 1>(x + TILE_SIDE * Group::SIZE, Group::SIZE);
+    load_tile<RIGHT>(columns[0].data(), TILE_ROW_BYTES);
+    load_tile<RIGHT + 1>(columns[1].data(), TILE_ROW_BYTES);
+  }
+
+  template <int TILE>
+  INLINE void replace(int group) {
+    if (group > 0) add(group - 1, TILE);
+    store_tile<SUMS + TILE>(dots_[TILE], TILE_ROW_BYTES);
+  }
+
+  INLINE void add(int group, int tile) {
+    const int block = tile / VECTORS, vector = vector_ + tile % VECTORS;
+    const Group columns(group_at(group), vector);
+    const float* scales = rows_.scales(block_ + block, group);
+    float* sums = sums_ + block * TILE_SIDE * PANEL + vector * LANES;
+    UNROLL for (int r = 0; r < MR; r++, sums += PANEL) {
+      const vf product = columns.scaled(to_float(load<vi>(dots_[tile][r])), scales[TILE_SIDE + r]);
+      store(sums, fma(product, splat(scales[r]), load<vf>(sums)));
+    }
+  }
+
+  const char* panel_;
+  const PackedRows& rows_;
+  const int block_, vector_;
+  float* sums_;
+  typename Group::Columns columns_[2][VECTORS];
+  alignas(64) int32_t dots_[4][TILE_SIDE][LANES] = {};
+};
+
+template <class Group>
+void multiply_grouped(const Weight& weight, const Writer& to, int panel, int first) {
+  const PackedRows& rows = scratch.rows;
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
+  const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
+  constexpr int BLOCK_SUMS = TILE_SIDE * PANEL;
+  float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
+  std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
+  TileUse use(Group::SIZE, Group::SIZE, std::min(TILE_SIDE, num_rows));
+  // Meanwhile the next panel is read into the second-level cache.
+  Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES, ceil_div(Group::BYTES / 64, num_blocks)};
+  for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
+    for (int block = 0; block + 1 < num_blocks; block += 2)
+      GroupedProduct<Group, 2, 16>(w, rows, block, vector, sums + block * BLOCK_SUMS).run(ahead);
+  if (const int block = num_blocks - 1; block % 2 == 0) {
+    float* last = sums + block * BLOCK_SUMS;
+    if (num_rows == 1)
+      GroupedProduct<Group, 1, 1>(w, rows, block, 0, last).run(ahead);
+    else if (num_rows <= 4)
+      GroupedProduct<Group, 1, 4>(w, rows, block, 0, last).run(ahead);
+    else
+      GroupedProduct<Group, 1, 16>(w, rows, block, 0, last).run(ahead);
+  }
   for (int block = 0; block < num_blocks; block++)
-    write_block(to, panel, first + block * TILE_SIDE, rows.rows_of(block),
-                scratch.sums.data() + (size_t)block * TILE_SIDE * PANEL);
+    write_block(to, panel, first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
 }
 
 }  // namespace
 
 void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
                        int last, uint64_t stage) {
-  const bool is_bf16 = weight.format == BF16;
-  const int depth = weight.format == Q4 ? TILE_ROW_BYTES / 2 : TILE_ROW_BYTES;
-  const int size = is_bf16 ? weight.k : padded_k(weight.format, weight.k);
-  scratch.rows.pack(x, is_bf16 ? 2 : 1, size, depth, first, last, stage);
+  const int size = weight.format == BF16 ? weight.k : padded_k(weight.format, weight.k);
+  scratch.rows.pack(x, weight.format, size, first, last, stage);
   switch (weight.format) {
     case BF16: return multiply_bf16(weight, to, panel, first);
-    case Q8: return multiply_grouped<ColumnsQ8>(weight, x, to, panel, first);
-    default: return multiply_grouped<ColumnsQ4>(weight, x, to, panel, first);
+    case Q8: return multiply_grouped<GroupQ8>(weight, to, panel, first);
+    default: return multiply_grouped<GroupQ4>(weight, to, panel, first);
   }
 }
 

@@ -207,4 +207,4 @@ def check_same_bits(make: Callable[[], Stepper]) -> None:
 def rounded(team: Team, weight: Tensor, format: Format) -> Tensor:
     if format is Format.F32:
         return weight
-    return unpack(pack_alone(team, weight.bfloat16(), None, format)).values.float()
+    return unpack(team, pack_alone(team, weight.bfloat16(), None, format)).values.float()

@@ -147,9 +147,11 @@ class Unpacked:
     scale: Tensor
 
 
-def unpack(weight: PackedWeight) -> Unpacked:
+def unpack(team: Team, weight: PackedWeight) -> Unpacked:
     """Read a packed weight back as src/linear.h describes it."""
-    columns, size, scale = _UNPACK[weight.format](weight.data, weight.num_panels)
+    has_tiles = team.library.padded_k(Format.BF16, 1) > 2
+    unpacks = _UNPACK_TILES if has_tiles else _UNPACK
+    columns, size, scale = unpacks[weight.format](weight.data, weight.num_panels)
     return Unpacked(
         values=_in_rows(columns, weight, check=True),
         size=_in_rows(size, weight),
@@ -181,22 +183,40 @@ def _unpack_plain(data: Tensor, panels: int, width: int) -> tuple[Tensor, Tensor
     return values, values.abs(), torch.zeros_like(values)
 
 
-def _unpack_q8(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+def _unpack_bf16_tiles(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+    tiles = data.view(torch.bfloat16).view(panels, 2, -1, 2, 16, 16, 2)
+    values = tiles.permute(0, 1, 3, 5, 2, 4, 6).reshape(panels * PANEL, -1).double()
+    return values, values.abs(), torch.zeros_like(values)
+
+
+def _unpack_q8(
+    data: Tensor, panels: int, *, has_tiles: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     groups = data.view(panels, -1, 2 * PANEL + 64 * PANEL)
     scale = _per_column(groups[..., : 2 * PANEL])
-    levels = groups[..., 2 * PANEL :].reshape(panels, -1, 16, PANEL, 4)
-    levels = levels.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1, 64).double() - 128
-    values = (levels * scale).flatten(1)
+    steps = _steps(groups[..., 2 * PANEL :], 16, has_tiles=has_tiles)
+    levels = steps.view(torch.int8).double() if has_tiles else steps.double() - 128
+    values = (levels.flatten(2) * scale).flatten(1)
     return values, values.abs(), scale.expand(-1, -1, 64).flatten(1)
 
 
-def _unpack_q4(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+def _steps(groups: Tensor, count: int, *, has_tiles: bool) -> Tensor:
+    """[panels, groups, bytes] -> [columns, groups, steps of k, 4]."""
+    if has_tiles:
+        tiles = groups.reshape(*groups.shape[:2], PANEL // 16, count, 16, 4)
+        return tiles.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+    steps = groups.reshape(*groups.shape[:2], count, PANEL, 4)
+    return steps.permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+
+def _unpack_q4(
+    data: Tensor, panels: int, *, has_tiles: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     groups = data.view(panels, -1, 4 * PANEL + 16 * PANEL)
     scale = _per_column(groups[..., : 2 * PANEL])
     least = _per_column(groups[..., 2 * PANEL : 4 * PANEL])
-    both = groups[..., 4 * PANEL :].reshape(panels, -1, 4, PANEL, 4)
-    nibbles = torch.stack((both & 15, both >> 4), dim=4)
-    levels = nibbles.permute(0, 3, 1, 2, 4, 5).reshape(panels * PANEL, -1, 32).double()
+    both = _steps(groups[..., 4 * PANEL :], 4, has_tiles=has_tiles)
+    levels = torch.stack((both & 15, both >> 4), dim=3).flatten(2).double()
     values, size = levels * scale + least, (levels * scale).abs() + least.abs()
     return values.flatten(1), size.flatten(1), scale.expand(-1, -1, 32).flatten(1)
 
@@ -212,6 +232,11 @@ _UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = 
     Format.BF16: partial(_unpack_plain, width=2),
     Format.Q8: _unpack_q8,
     Format.Q4: _unpack_q4,
+}
+_UNPACK_TILES = _UNPACK | {
+    Format.BF16: _unpack_bf16_tiles,
+    Format.Q8: partial(_unpack_q8, has_tiles=True),
+    Format.Q4: partial(_unpack_q4, has_tiles=True),
 }
 
 

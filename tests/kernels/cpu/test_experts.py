@@ -215,7 +215,7 @@ def test_gates_let_through_what_their_rule_says(
     with one_step(each_team, 5) as program:
         multiply_experts(program, rows, [packed], out, choices, gating=gating)
 
-    wide = read_rows(rows, 64) @ unpack(packed).values.T + bias
+    wide = read_rows(rows, 64) @ unpack(each_team, packed).values.T + bias
     expected = through_gates(wide, gating).float()
     torch.testing.assert_close(out[:, :24], expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert out[4, :24].isnan().all()
@@ -257,4 +257,4 @@ def test_weights_of_several_shapes_are_refused(team: Team) -> None:
         multiply_experts(program, x, weights, torch.zeros(2, 64), choices)
     with pytest.raises(ValueError, match="1 weights for 2 experts"):
         multiply_experts(program, x, weights[:1], torch.zeros(2, 64), choices)
-    assert unpack(weights[0]).values.shape == (32, 32)
+    assert unpack(team, weights[0]).values.shape == (32, 32)

@@ -46,7 +46,7 @@ def test_each_head_is_multiplied_with_its_weight(
     read, made = by_head(read_rows(rows, x.shape[1])), by_head(out[:count])
     assert (made[:, :, columns:] == GUARD).all()
     for head, weight in enumerate(weights):
-        expected = read[:, head, :k].double() @ unpack(weight).values.T
+        expected = read[:, head, :k].double() @ unpack(each_team, weight).values.T
         torch.testing.assert_close(made[:, head, :n].double(), expected, rtol=1e-5, atol=1e-4)
 
 

@@ -167,11 +167,11 @@ def absolute(slots: LowRankSlots, case: Case) -> LowRankSlots:
     return made
 
 
-def expect(drawn: Drawn) -> tuple[Tensor, Tensor]:
+def expect(team: Team, drawn: Drawn) -> tuple[Tensor, Tensor]:
     """Return the product before its epilogue, and how far it can be off: one rounding a term."""
     case = drawn.case
     groups = RowGroups.of(np.array(case.rows, dtype=np.int32), CPU)
-    read, unpacked = read_rows(drawn.rows, case.inputs), unpack(drawn.weight)
+    read, unpacked = read_rows(drawn.rows, case.inputs), unpack(team, drawn.weight)
     floats = drawn.floats[:, : case.inputs].double()
     product = read @ unpacked.values.T + drawn.bias.double()
     size = read.abs() @ unpacked.size.T + drawn.bias.abs().double()
@@ -185,7 +185,7 @@ def check(team: Team, case: Case) -> None:
 
     out = multiply(team, drawn)
 
-    products.check_product(out, *expect(drawn), case.epilogue, drawn.start)
+    products.check_product(out, *expect(team, drawn), case.epilogue, drawn.start)
     without = multiply(team, drawn, updates=False)
     is_base = torch.tensor(case.rows) == 0
     assert torch.equal(out[is_base], without[is_base])

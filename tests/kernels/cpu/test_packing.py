@@ -88,7 +88,7 @@ def check(team: Team, case: Case, out_dtype: torch.dtype = torch.float32) -> Non
 
     out = multiply(team, rows, packed, epilogue=case.epilogue, start=start, dtype=out_dtype)
 
-    read, unpacked = read_rows(rows, case.k), unpack(packed)
+    read, unpacked = read_rows(rows, case.k), unpack(team, packed)
     exact_bias = torch.zeros(case.n).double() if bias is None else bias.double()
     # A sum of k products is rounded k times.
     size = read.abs() @ unpacked.size.T + exact_bias.abs()
@@ -160,8 +160,8 @@ def test_plain_formats_keep_the_weight(
 ) -> None:
     weight = torch.randn(n, k).to(source)
 
-    as_float = unpack(pack_alone(team, weight, None, Format.F32, gated=gated))
-    as_bf16 = unpack(pack_alone(team, weight, None, Format.BF16, gated=gated))
+    as_float = unpack(team, pack_alone(team, weight, None, Format.F32, gated=gated))
+    as_bf16 = unpack(team, pack_alone(team, weight, None, Format.BF16, gated=gated))
 
     assert torch.equal(as_float.values, weight.double())
     assert torch.equal(as_bf16.values, weight.bfloat16().double())
@@ -176,7 +176,7 @@ def test_quantised_weights_are_off_by_half_a_step_at_most(
     weight = torch.randn(n, k)
     most = weight.abs().max()
 
-    unpacked = unpack(pack_alone(team, weight, None, format, gated=gated))
+    unpacked = unpack(team, pack_alone(team, weight, None, format, gated=gated))
 
     error = (unpacked.values - weight.double()).abs()
     # Q4 stores the ends of a group in bfloat16; values beyond them are cut off.
@@ -191,7 +191,7 @@ def test_steps_are_taken_per_row_and_group(team: Team, format: Format) -> None:
     weight = torch.randn(70, 192)
     weight[5, :64] *= 1000
 
-    unpacked = unpack(pack_alone(team, weight, None, format))
+    unpacked = unpack(team, pack_alone(team, weight, None, format))
 
     other = torch.ones(70, 192, dtype=torch.bool)
     other[5, :64] = False
@@ -201,7 +201,7 @@ def test_steps_are_taken_per_row_and_group(team: Team, format: Format) -> None:
 
 @pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
 def test_zero_weights_stay_zero(team: Team, format: Format) -> None:
-    assert not unpack(pack_alone(team, torch.zeros(20, 70), None, format)).values.any()
+    assert not unpack(team, pack_alone(team, torch.zeros(20, 70), None, format)).values.any()
 
 
 @pytest.mark.parametrize("format", Format)
