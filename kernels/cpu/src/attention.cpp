@@ -1,11 +1,9 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "activation.h"
 #include "dot.h"
-#include "tile.h"
 
 namespace remora {
 
@@ -13,6 +11,7 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
+constexpr int SCORES_STRIDE = PARTITION_TOKENS + LANES;  // rows begin in different sets of the cache
 
 // Replaces NaN and infinities, which would survive a multiplication by 0.
 INLINE vf finite(vf x) {
@@ -151,40 +150,40 @@ class Block {
   // Compiled once, so that partitions of one thread and of several are joined by the same code. A
   // partition that a row does not see changes nothing.
   __attribute__((noinline)) void join(Sums part) {
-    for (int row = 0; row < rows_; row++) {
-      float& most = scratch_.total_maxima[row];
-      const float now = std::max(most, part.maxima[row]);
-      const vf before = exp2(splat(most - now)), added = exp2(splat(part.maxima[row] - now));
-      most = now;
-      const auto add = [&](float* total, const float* more) {
-        store(total, fma(load<vf>(more), added, load<vf>(total) * before));
-      };
-      add(&scratch_.total_sums[row * LANES], part.sums + row * LANES);
-      for (int d = 0; d < dim_; d += LANES)
-        add(&scratch_.total_out[row * dim_ + d], part.out + row * dim_ + d);
+    for (int first = 0; first < rows_; first += LANES) {
+      const int count = std::min(LANES, rows_ - first);
+      const vf most = load_some(&scratch_.total_maxima[first], count);
+      const vf more = load_some(part.maxima + first, count), now = max(most, more);
+      store_some(&scratch_.total_maxima[first], now, count);
+      float before[LANES], added[LANES];
+      store(before, exp2(most - now)), store(added, exp2(more - now));
+      for (int i = 0, row = first; i < count; i++, row++) {
+        const auto add = [&](float* total, const float* more) {
+          store(total, fma(load<vf>(more), splat(added[i]), load<vf>(total) * before[i]));
+        };
+        add(&scratch_.total_sums[row * LANES], part.sums + row * LANES);
+        for (int d = 0; d < dim_; d += LANES)
+          add(&scratch_.total_out[row * dim_ + d], part.out + row * dim_ + d);
+      }
     }
   }
 
   void attend_partition(int64_t partition) {
-#if REMORA_TILES
-    std::optional<TileUse> use;
-    if (BY_TILES) use.emplace(TILE_ROW_BYTES, TILE_ROW_BYTES / 2);
-#endif
-    std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
-    std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
-    std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
     const int64_t from = batch_.positions[first_], to = batch_.positions[last_token()];
     constexpr int TILES = PARTITION_TOKENS / TILE_TOKENS;
     const int64_t begin = std::max(a_.first_seen(from) / TILE_TOKENS, partition * TILES);
     const int64_t end = std::min(to / TILE_TOKENS, partition * TILES + TILES - 1);
-    for (int64_t tile = begin; tile <= end; tile++) {
-      locate(tile, to);
 #if REMORA_TILES
-      if constexpr (BY_TILES) {
-        attend_by_tiles(tile * TILE_TOKENS);
-        continue;
-      }
+    if constexpr (BY_TILES) {
+      locate(begin * TILE_TOKENS, std::min(to + 1, (end + 1) * TILE_TOKENS));
+      return attend_by_tiles(begin * TILE_TOKENS);
+    }
 #endif
+    std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
+    std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
+    std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
+    for (int64_t tile = begin; tile <= end; tile++) {
+      locate(tile * TILE_TOKENS, std::min(to + 1, (tile + 1) * TILE_TOKENS));
       // A few rows at a time are computed completely while K and V of the tile stay in the L1 cache.
       for (int row = 0; row < rows_; row += TILE_ROWS)
         with_rows<TILE_ROWS>(std::min(rows_ - row, TILE_ROWS), [&](auto count) {
@@ -207,18 +206,17 @@ class Block {
     }
   }
 
-  // Find the groups of 16 positions of a tile; those past `last` repeat the first one.
-  void locate(int64_t tile, int64_t last) {
-    for (int group = 0; group < TILE_TOKENS / GROUP_TOKENS; group++) {
-      int64_t at = tile * TILE_TOKENS + group * GROUP_TOKENS;
-      if (at > last) {
-        keys_[group] = keys_[0];
-        continue;
-      }
-      num_groups_ = group + 1;
+  // Find the groups of 16 positions in [from, to); those after them repeat the first one, up to a
+  // whole tile.
+  void locate(int64_t from, int64_t to) {
+    num_groups_ = (int)((to - from + GROUP_TOKENS - 1) / GROUP_TOKENS);
+    for (int group = 0; group < num_groups_; group++) {
+      const int64_t at = from + group * GROUP_TOKENS;
       const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
       keys_[group] = cache_.keys(a_.layer, page, kv_head_) + offset * dim_ * sizeof(T);
     }
+    constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
+    for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
   }
 
   template <int MR>
@@ -243,66 +241,152 @@ class Block {
   }
 
 #if REMORA_TILES
-  // As `attend_tile`, for all rows, by tile registers.
+  // Attend to the located groups, which begin at position `start`, with all rows by tile registers.
+  // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
-    for (int row = 0; row < rows_; row += TILE_SIDE) {
-      const int count = std::min(rows_ - row, TILE_SIDE);
-      float scores[TILE_SIDE][TILE_TOKENS];
-      score_by_tiles(row, scores);
-      alignas(64) T weights[TILE_SIDE][TILE_TOKENS];  // rows past the last one are not used
-      for (int r = 0; r < count; r++) {
-        vf s[VECTORS];
-        UNROLL for (int v = 0; v < VECTORS; v++) s[v] = load<vf>(scores[r] + v * LANES);
-        const float shrink = weigh(start, row + r, s, weights[r]);
-        if (shrink == 1.0f) continue;
-        float* out = &scratch_.out[(row + r) * dim_];
-        for (int d = 0; d < dim_; d += LANES) store(out + d, load<vf>(out + d) * shrink);
-      }
-      for (int vector = 0; vector < dim_ / LANES; vector++) add_values_by_tile(row, vector, weights);
-    }
-  }
-
-  // The last tile along a head of uneven size meets queries of zeros, and keys of the next group or
-  // values: finite numbers.
-  void score_by_tiles(int row, float (&scores)[TILE_SIDE][TILE_TOKENS]) const {
-    const T* queries = (const T*)scratch_.queries.data() + row * query_dim_;
-    zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-    for (int d = 0; d < query_dim_; d += DEPTH) {
-      load_tile<LEFT>(queries + d, query_dim_ * sizeof(T));
-      const auto add = [&](auto group) {
-        if (group >= num_groups_) return;
-        load_tile<RIGHT>(keys_[group] + d * GROUP_TOKENS * sizeof(T), TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS + group, LEFT, RIGHT>();
-      };
-      add(std::integral_constant<int, 0>{}), add(std::integral_constant<int, 1>{});
-      add(std::integral_constant<int, 2>{}), add(std::integral_constant<int, 3>{});
-    }
-    constexpr int64_t STRIDE = TILE_TOKENS * sizeof(float);
-    store_tile<SUMS>(scores[0], STRIDE), store_tile<SUMS + 1>(scores[0] + LANES, STRIDE);
-    store_tile<SUMS + 2>(scores[0] + 2 * LANES, STRIDE);
-    store_tile<SUMS + 3>(scores[0] + 3 * LANES, STRIDE);
-  }
-
-  // Two groups of tokens make a whole tile if they are neighbours in every page.
-  void add_values_by_tile(int row, int vector, const T (&weights)[TILE_SIDE][TILE_TOKENS]) {
-    constexpr int64_t WEIGHTS_STRIDE = TILE_TOKENS * sizeof(T);
-    float* out = &scratch_.out[row * dim_ + vector * LANES];
+    // Two groups of tokens make a whole tile of values if they are neighbours in every page.
     const bool in_pairs = cache_.page_size % DEPTH == 0;
-    load_tile<SUMS>(out, dim_ * sizeof(float));
-    for (int group = 0; group < num_groups_; group += in_pairs ? 2 : 1) {
-      const T* from = weights[0] + group * GROUP_TOKENS;
-      const char* values = keys_[group] + cache_.half_bytes() + vector * TILE_ROW_BYTES;
-      if (in_pairs) {
-        load_tile<LEFT>(from, WEIGHTS_STRIDE);
-        load_tile<RIGHT>(values, dim_ * 4);
-        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-      } else {
-        load_tile<LEFT + 1>(from, WEIGHTS_STRIDE);
-        load_tile<RIGHT + 1>(values, dim_ * 4);
-        dot_tiles_bf16<SUMS, LEFT + 1, RIGHT + 1>();
-      }
+    const TilePalette whole(TILE_ROW_BYTES, std::min(TILE_SIDE, rows_));
+    const TilePalette half(TILE_ROW_BYTES / 2, std::min(TILE_SIDE, rows_));
+    num_groups_ += num_groups_ % 2;
+    TileUse use(whole);
+    for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
+      const int count = std::min(rows_ - row, 2 * TILE_SIDE);
+      if (row > 0 && !in_pairs) configure_tiles(whole);
+      count > TILE_SIDE ? score_by_tiles<2>(row) : score_by_tiles<1>(row);
+      // In two loops, so that rows overlap: the first has long chains of operations.
+      for (int r = 0; r < count; r++)
+        scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(r));
+      for (int r = 0; r < count; r++)
+        store(&scratch_.sums[(row + r) * LANES], weigh_all(scratch_.maxima[row + r], scores_of(r)));
+      if (!in_pairs) configure_tiles(half);
+      const int step = in_pairs ? 2 : 1;
+      count > TILE_SIDE ? add_values_by_tiles<2>(row, step) : add_values_by_tiles<1>(row, step);
     }
-    store_tile<SUMS>(out, dim_ * sizeof(float));
+  }
+
+  // Scores of BLOCKS blocks of 16 rows: of four groups of positions at a time, or two.
+  template <int BLOCKS>
+  void score_by_tiles(int row) {
+    constexpr int GROUPS = 4 / BLOCKS;
+    constexpr int64_t STRIDE = SCORES_STRIDE * sizeof(float);
+    const int64_t stride = query_dim_ * sizeof(T);
+    const T* queries = (const T*)scratch_.queries.data() + row * query_dim_;
+    for (int group = 0; group < num_groups_; group += GROUPS) {
+      zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+      for (int d = 0; d < query_dim_; d += DEPTH) {
+        const auto keys = [&](int g) { return keys_[group + g] + d * GROUP_TOKENS * sizeof(T); };
+        load_tile<LEFT>(queries + d, stride);
+        load_tile<RIGHT>(keys(0), TILE_ROW_BYTES);
+        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+        load_tile<RIGHT + 1>(keys(1), TILE_ROW_BYTES);
+        dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+        if constexpr (BLOCKS == 2) {
+          load_tile<LEFT + 1>(queries + TILE_SIDE * query_dim_ + d, stride);
+          dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
+          dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
+        } else if (group + 2 < num_groups_) {
+          load_tile<RIGHT>(keys(2), TILE_ROW_BYTES);
+          dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
+          load_tile<RIGHT + 1>(keys(3), TILE_ROW_BYTES);
+          dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
+        }
+      }
+      float* scores = scratch_.scores.data() + group * LANES;
+      float* others = scores + (BLOCKS == 2 ? TILE_SIDE * SCORES_STRIDE : 2 * LANES);
+      store_tile<SUMS>(scores, STRIDE), store_tile<SUMS + 1>(scores + LANES, STRIDE);
+      if (BLOCKS == 1 && group + 2 >= num_groups_) continue;
+      store_tile<SUMS + 2>(others, STRIDE), store_tile<SUMS + 3>(others + LANES, STRIDE);
+    }
+  }
+
+  float* scores_of(int row) const { return scratch_.scores.data() + row * SCORES_STRIDE; }
+
+  // Return the greatest of one row's scores, which are made final.
+  INLINE float find_maximum(int64_t start, int row, float* scores) {
+    const int64_t at = position(row), seen = a_.first_seen(at);
+    const bool partial = start + num_groups_ * GROUP_TOKENS - 1 > at || start < seen;
+    if (partial || a_.soft_cap > 0 || a_.slopes) adjust(start - at, seen - at, row, partial, scores);
+    vf most[2] = {splat(LOWEST), splat(LOWEST)};
+    for (int group = 0; group < num_groups_; group += 2)
+      UNROLL for (int i = 0; i < 2; i++)
+        most[i] = max(most[i], load<vf>(scores + (group + i) * LANES));
+    return std::max(LOWEST, max_lane(max(most[0], most[1])));
+  }
+
+  // Convert one row's scores into weights, in place; return their sum by lane.
+  INLINE vf weigh_all(float greatest, float* scores) const {
+    const vf most = splat(greatest);
+    vf sums[2] = {};
+    for (int group = 0; group < num_groups_; group += 2) {
+      vf p[2];
+      UNROLL for (int i = 0; i < 2; i++) {
+        p[i] = exp2<exp2_of_fraction_short>(load<vf>(scores + (group + i) * LANES) - most);
+        sums[i] += p[i];
+      }
+      UNROLL for (int i = 0; i < 2; i++) store((bf16*)scores + (group + i) * LANES, narrow(p[i]));
+    }
+    return sums[0] + sums[1];
+  }
+
+  // Cap one row's scores, let them fall, and hide positions that the row does not see. The first score
+  // and the first visible position are relative to the row's own.
+  __attribute__((noinline)) void adjust(int64_t first, int64_t seen, int row, bool partial,
+                                        float* scores) {
+    for (int at = 0; at < num_groups_ * GROUP_TOKENS; at += LANES) {
+      vf s = load<vf>(scores + at);
+      if (a_.soft_cap > 0) s = cap(s, a_.soft_cap * LOG2_E);
+      if (a_.slopes) s = fallen(s, (float)(first + at), a_.slopes[kv_head_ * heads_ + row % heads_]);
+      if (partial) s = masked(s, (int)(first + at), (int)seen);
+      store(scores + at, s);
+    }
+  }
+
+  // Products of the weights of BLOCKS blocks of rows with values, for four vectors of a head at a time,
+  // or two. `step` groups of positions make a tile.
+  template <int BLOCKS>
+  void add_values_by_tiles(int row, int step) {
+    constexpr int VECTORS_TOGETHER = 4 / BLOCKS;
+    constexpr int64_t WEIGHTS_STRIDE = SCORES_STRIDE * sizeof(float);
+    const int64_t values_stride = dim_ * 4, out_stride = dim_ * sizeof(float);
+    const int num_vectors = dim_ / LANES;
+    const char* weights = (const char*)scratch_.scores.data();
+    for (int vector = 0; vector < num_vectors; vector += VECTORS_TOGETHER) {
+      const int count = std::min(VECTORS_TOGETHER, num_vectors - vector);
+      zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+      for (int group = 0; group < num_groups_; group += step) {
+        const char* from = weights + group * GROUP_TOKENS * sizeof(T);
+        const char* values = keys_[group] + cache_.half_bytes() + vector * TILE_ROW_BYTES;
+        load_tile<LEFT>(from, WEIGHTS_STRIDE);
+        load_tile<RIGHT>(values, values_stride);
+        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+        if (count > 1) {
+          load_tile<RIGHT + 1>(values + TILE_ROW_BYTES, values_stride);
+          dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+        }
+        if constexpr (BLOCKS == 2) {
+          load_tile<LEFT + 1>(from + TILE_SIDE * WEIGHTS_STRIDE, WEIGHTS_STRIDE);
+          dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
+          if (count > 1) dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
+        } else {
+          if (count > 2) {
+            load_tile<RIGHT>(values + 2 * TILE_ROW_BYTES, values_stride);
+            dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
+          }
+          if (count > 3) {
+            load_tile<RIGHT + 1>(values + 3 * TILE_ROW_BYTES, values_stride);
+            dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
+          }
+        }
+      }
+      float* out = &scratch_.out[row * dim_ + vector * LANES];
+      const auto put = [&]<int AT>(std::integral_constant<int, AT>) {
+        const int block = AT / VECTORS_TOGETHER, v = AT % VECTORS_TOGETHER;
+        if (v < count) store_tile<SUMS + AT>(out + block * TILE_SIDE * dim_ + v * LANES, out_stride);
+      };
+      put(std::integral_constant<int, 0>{}), put(std::integral_constant<int, 1>{});
+      put(std::integral_constant<int, 2>{}), put(std::integral_constant<int, 3>{});
+    }
   }
 #endif
 
@@ -313,7 +397,9 @@ class Block {
     vf most = splat(LOWEST);
     if (a_.soft_cap > 0)
       UNROLL for (int v = 0; v < VECTORS; v++) s[v] = cap(s[v], a_.soft_cap * LOG2_E);
-    if (a_.slopes) fall(s, (float)(start - at), a_.slopes[kv_head_ * heads_ + row % heads_]);
+    if (a_.slopes)
+      UNROLL for (int v = 0; v < VECTORS; v++)
+        s[v] = fallen(s[v], (float)(start + v * LANES - at), a_.slopes[kv_head_ * heads_ + row % heads_]);
     UNROLL for (int v = 0; v < VECTORS; v++) {
       if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at), (int)(seen - at));
       most = max(most, s[v]);
@@ -338,10 +424,9 @@ class Block {
     return shrink;
   }
 
-  // Scores fall with the distance of keys; `ahead` is that of the first one. ALiBi, arXiv:2108.12409.
-  static void fall(vf (&s)[VECTORS], float ahead, float slope) {
-    UNROLL for (int v = 0; v < VECTORS; v++)
-      s[v] = fma(to_float(load<vi>(IOTA)) + (ahead + v * LANES), splat(slope * LOG2_E), s[v]);
+  // Scores fall with the distance of keys; `ahead` is that of lane 0. ALiBi, arXiv:2108.12409.
+  static INLINE vf fallen(vf s, float ahead, float slope) {
+    return fma(to_float(load<vi>(IOTA)) + ahead, splat(slope * LOG2_E), s);
   }
 
   // Positions of lane 0 and of the first visible key, relative to the query; positions above 0 are in
@@ -393,7 +478,7 @@ class Block {
   const int32_t* table_;
   const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
   int num_groups_ = 0;
-  const char* keys_[TILE_TOKENS / GROUP_TOKENS];
+  const char* keys_[PARTITION_TOKENS / GROUP_TOKENS];
 };
 
 }  // namespace
@@ -402,14 +487,14 @@ void AttentionScratch::reserve(const Attention& attention) {
   const size_t count = attention.block_tokens() * attention.heads_per_kv();
   const size_t rows = HAS_TILES ? (count + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE : count;
   const size_t dim = padded_query(attention.cache.padded_dim());
-  const auto grow = [](auto& buffer, size_t size) { buffer.resize(std::max(buffer.size(), size)); };
-  grow(out, rows * dim);
-  grow(sums, rows * LANES);
-  grow(maxima, rows);
-  grow(total_out, rows * dim);
-  grow(total_sums, rows * LANES);
-  grow(total_maxima, rows);
-  grow(queries, rows * dim * sizeof(float));
+  out.reserve(rows * dim);
+  sums.reserve(rows * LANES);
+  maxima.reserve(rows);
+  total_out.reserve(rows * dim);
+  total_sums.reserve(rows * LANES);
+  total_maxima.reserve(rows);
+  if (HAS_TILES) scores.reserve(2 * TILE_SIDE * SCORES_STRIDE);
+  queries.reserve(rows * dim * sizeof(float));
 }
 
 void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot) {

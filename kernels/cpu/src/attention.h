@@ -9,21 +9,22 @@
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
 // maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
 // they begin anew and are joined with those of earlier partitions, so that threads can divide one
-// sequence among them (Dao et al. 2023). Tiles and partitions do not depend on the division of work,
-// so a row's result does not depend on other rows or on threads.
+// sequence among them (Dao et al. 2023). With tile registers, a partition is one tile. Tiles and
+// partitions do not depend on the division of work, so a row's result does not depend on other rows or
+// on threads.
 #pragma once
 
-#include <vector>
-
 #include "batch.h"
+#include "buffer.h"
 #include "simd.h"
+#include "tile.h"
 
 namespace remora {
 
 constexpr int GROUP_TOKENS = 16;  // tokens of a group
 constexpr int TILE_TOKENS = 64;   // positions of a tile
 constexpr int PARTITION_TOKENS = 256;
-constexpr int MAX_BLOCK_ROWS = 48;
+constexpr int MAX_BLOCK_ROWS = HAS_TILES ? 64 : 48;
 
 struct KvCache {
   char* data;  // [layers][pages][kv heads][K, V]
@@ -77,9 +78,10 @@ struct Attention {
 
 // Buffers of one thread.
 struct AttentionScratch {
-  std::vector<float> out, sums, maxima;  // of the present partition
-  std::vector<float> total_out, total_sums, total_maxima;
-  std::vector<char> queries;
+  Buffer<float> out, sums, maxima;  // of the present partition
+  Buffer<float> total_out, total_sums, total_maxima;
+  Buffer<float> scores;  // of two blocks of tile rows, then the weights
+  Buffer<char> queries;
   void reserve(const Attention& attention);
 };
 

@@ -44,7 +44,7 @@ template <class Dot>
 double rate_of_tiles(int depth, Dot&& dot) {
   constexpr int STEPS = REMORA_TILES == 1 ? 20000 : 100;
   alignas(64) static const char zeros[TILE_BYTES] = {};
-  TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES);
+  TileUse use(TilePalette(TILE_ROW_BYTES, TILE_SIDE));
   zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
   load_tile<LEFT>(zeros, 64), load_tile<RIGHT>(zeros, 64);
   return best_rate(2.0 * TILE_SIDE * TILE_SIDE * depth * 4 * STEPS, [&] {

@@ -37,11 +37,9 @@ struct alignas(64) TilePalette {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Bytes along k, 64 or 32, of the operands in the first registers of a side and in the second
-  // ones; rows of left operands and sums.
-  TilePalette(int first_depth, int second_depth, int num_rows) {
+  // Bytes along k of the operands, 64 or 32; rows of left operands and sums.
+  TilePalette(int depth, int num_rows) {
     for (int tile = 0; tile < 8; tile++) {
-      const int depth = tile % 2 ? second_depth : first_depth;
       row_bytes[tile] = tile == LEFT || tile == LEFT + 1 ? depth : TILE_ROW_BYTES;
       rows[tile] = tile >= RIGHT ? depth / 4 : num_rows;
     }
@@ -95,7 +93,7 @@ inline bool may_use_tiles() { return true; }
 
 struct EmulatedTiles {
   alignas(64) char data[8][TILE_SIDE][TILE_ROW_BYTES];
-  TilePalette palette{64, 64, TILE_SIDE};
+  TilePalette palette{TILE_ROW_BYTES, TILE_SIDE};
 };
 inline thread_local EmulatedTiles emulated;
 
@@ -170,9 +168,7 @@ inline void release_tiles() {}
 // save 8 KB at every switch.
 class TileUse {
  public:
-  TileUse(int first_depth, int second_depth, int num_rows = TILE_SIDE) {
-    configure_tiles(TilePalette(first_depth, second_depth, num_rows));
-  }
+  explicit TileUse(const TilePalette& palette) { configure_tiles(palette); }
   ~TileUse() { release_tiles(); }
   TileUse(const TileUse&) = delete;
 };

@@ -3,8 +3,8 @@
 #if REMORA_TILES
 
 #include <algorithm>
-#include <vector>
 
+#include "buffer.h"
 #include "dot.h"
 
 namespace remora {
@@ -12,25 +12,6 @@ namespace remora {
 namespace {
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-// Memory in whole cache lines; growing it loses its content.
-template <class T>
-class Buffer {
- public:
-  T* reserve(size_t size) {
-    const size_t lines = (size * sizeof(T) + 63) / 64;
-    if (lines_.size() < lines) lines_.resize(lines);
-    return data();
-  }
-  T* data() { return (T*)lines_.data(); }
-  const T* data() const { return (const T*)lines_.data(); }
-
- private:
-  struct alignas(64) Line {
-    char bytes[64];
-  };
-  std::vector<Line> lines_;
-};
 
 // Rows of a chunk in the order in which tiles read them. A block has 16 rows, two blocks make a pair,
 // and the tiles of a pair alternate. Rows past the last one are undefined; they change no others.
@@ -207,11 +188,11 @@ void multiply_bf16(const Weight& weight, const Writer& to, int panel, int first)
   const int num_tiles = rows.num_tiles(), num_blocks = rows.num_blocks();
   scratch.sums.reserve((size_t)num_blocks * TILE_SIDE * PANEL);
   if (num_blocks == 1) {
-    TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES, rows.num_rows());
+    TileUse use(TilePalette(TILE_ROW_BYTES, rows.num_rows()));
     multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, scratch.sums.data());
     return write_block(to, panel, first, rows.num_rows(), scratch.sums.data());
   }
-  TileUse use(TILE_ROW_BYTES, TILE_ROW_BYTES);
+  TileUse use(TilePalette(TILE_ROW_BYTES, TILE_SIDE));
   const int parts = ceil_div(num_tiles, DEPTH_TILES), lines = 2 * TILE_BYTES / 64;
   for (int part = 0; part < 2 * parts; part++) {
     const int half = part / parts, from = part % parts * num_tiles / parts;
@@ -361,7 +342,7 @@ void multiply_grouped(const Weight& weight, const Writer& to, int panel, int fir
   constexpr int BLOCK_SUMS = TILE_SIDE * PANEL;
   float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
   std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
-  TileUse use(Group::SIZE, Group::SIZE, std::min(TILE_SIDE, num_rows));
+  TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
   Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES, ceil_div(Group::BYTES / 64, num_blocks)};
   for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
