@@ -8,14 +8,20 @@ namespace remora {
 
 namespace {
 
+// The last values of a row, fewer than a vector, then zeros.
+vf last_values(const float* x, int count) {
+  float values[LANES] = {};
+  for (int i = 0; i < count; i++) values[i] = x[i];
+  return load<vf>(values);
+}
+
 // Sums have the same order for every instruction set: 16 partial sums, then their sum.
 float mean(const float* x, int size) {
   vf total = {};
   int i = 0;
   for (; i + LANES <= size; i += LANES) total += load<vf>(x + i);
-  float rest = 0;
-  for (; i < size; i++) rest += x[i];
-  return (sum(total) + rest) / (float)size;
+  total += last_values(x + i, size - i);
+  return sum(total) / (float)size;
 }
 
 float sum_of_squares(const float* x, int size, float center) {
@@ -25,9 +31,10 @@ float sum_of_squares(const float* x, int size, float center) {
     const vf part = load<vf>(x + i) - center;
     total = fma(part, part, total);
   }
-  float rest = 0;
-  for (; i < size; i++) rest += (x[i] - center) * (x[i] - center);
-  return sum(total) + rest;
+  float rest[LANES];
+  for (int lane = 0; lane < size - i; lane++) rest[lane] = x[i + lane] - center;
+  const vf part = last_values(rest, size - i);
+  return sum(fma(part, part, total));
 }
 
 void normalize_span(const NormWeights& norm, int first, const float* x, float* out) {
