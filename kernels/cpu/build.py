@@ -46,6 +46,8 @@ _AVX512_EXTRAS = {
     "avx512vbmi": "-mavx512vbmi",
 }
 _AVX2_EXTRAS = {"avx_vnni": "-mavxvnni"}
+# Parts of ARMv8.2: Linux's name -> the architecture's extension.
+_ARM_EXTRAS = {"asimddp": "+dotprod", "bf16": "+bf16", "i8mm": "+i8mm"}
 # Vendors whose bfloat16 dot product takes longer than two multiply-adds of floats: twice as long on
 # Sapphire Rapids, half as long on Zen 4 and 5. `remora doctor` shows the rates.
 _WIDENING_VENDORS = frozenset(["GenuineIntel"])
@@ -61,7 +63,7 @@ class InstructionSet(StrEnum):
     """Target of the compilation, the widest first.
 
     AMX:       AVX-512 and Intel's tile registers (src/tile.h)
-    PORTABLE:  the architecture's baseline (arm64: NEON)
+    PORTABLE:  the architecture's baseline (arm64: NEON, with the CPU's dot products)
     EMULATED:  the widest of the others, with emulated tile registers; for tests
     """
 
@@ -74,7 +76,7 @@ class InstructionSet(StrEnum):
 
 def read_cpu_flags() -> frozenset[str]:
     """Return this CPU's feature flags as Linux names them; empty on other systems."""
-    return frozenset(_read_cpu_line("flags").split())
+    return frozenset((_read_cpu_line("flags") or _read_cpu_line("Features")).split())
 
 
 def read_cpu_vendor() -> str:
@@ -190,7 +192,8 @@ def _target_flags(target: InstructionSet, cpu_flags: frozenset[str], vendor: str
     if target is InstructionSet.AMX:
         return [*_target_flags(InstructionSet.AVX512, cpu_flags, vendor), "-DREMORA_TILES=1"]
     if target is InstructionSet.PORTABLE:
-        return []
+        arm = "".join(_extras(_ARM_EXTRAS, cpu_flags))
+        return [f"-march=armv8.2-a{arm}"] if arm else []
     # Tuning changes which instructions are preferred, not which are allowed.
     tune = "-mtune=native" if cpu_flags >= _AVX2_NEEDS else "-mtune=generic"
     if target is InstructionSet.AVX2:

@@ -52,6 +52,10 @@ const char* remora_instruction_set() {
   return "AVX-512";
 #elif defined(__AVX2__)
   return "AVX2";
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+  return "NEON with BF16 and I8MM";
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return "NEON with dot products";
 #elif defined(__aarch64__)
   return "NEON";
 #else

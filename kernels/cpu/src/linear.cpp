@@ -32,7 +32,7 @@ struct GroupQ8 {
                          const int32_t* sums, int groups, rf (&total)[MR][N]) {
     ri acc[MR][N];
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread(-128 * sums[r * groups]);
+      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread((U8_ZERO - 128) * sums[r * groups]);
     const char* data = w + 2 * PANEL + at * 64;
     for (int step = 0; step < SIZE / 4; step++, data += PANEL * 4) {
       ri column[N];
@@ -57,7 +57,9 @@ struct GroupQ4 {
   template <int MR, int N>
   static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
                          const int32_t* sums, int groups, rf (&total)[MR][N]) {
-    ri acc[MR][N] = {};
+    ri acc[MR][N];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread(U8_ZERO * sums[r * groups]);
     const char* data = w + 4 * PANEL + at * 64;
     for (int step = 0; step < SIZE / 8; step++, data += PANEL * 4) {
       ri low[N], high[N];

@@ -24,10 +24,10 @@ double best_rate(double operations, Body&& body) {
   return best;
 }
 
-// Independent accumulators hide the latency of an instruction.
+// Independent accumulators, as many as a tile has, hide the latency of an instruction.
 template <class Register, class Operand, class Add>
 double rate_of(double operations_per_lane, Add&& add) {
-  constexpr int ACCUMULATORS = REGISTER == 64 ? 24 : 12, STEPS = 10000;
+  constexpr int ACCUMULATORS = TILE_ROWS * TILE_VECTORS * PARTS, STEPS = 10000;
   static volatile int32_t seed = 0;  // unknown to the compiler
   const Operand a = Operand{} + (decltype(Operand{}[0]))seed, b = a;
   Register acc[ACCUMULATORS] = {};
@@ -59,7 +59,7 @@ double rate_of_tiles(int depth, Dot&& dot) {
 
 // How products of bfloat16 vectors are computed.
 extern "C" const char* remora_bf16_product() {
-#if defined(__AVX512BF16__) && !REMORA_WIDEN_BF16
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(__AVX512BF16__) && !REMORA_WIDEN_BF16
   return "dot products";
 #else
   return "float32 multiply-adds";

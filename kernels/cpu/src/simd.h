@@ -11,6 +11,8 @@
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -43,6 +45,9 @@ typedef uint16_t ruh __attribute__((vector_size(REGISTER / 2)));
 // Rows and vectors of columns of a register tile: accumulators plus one row of operands.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, GROUPED_ROWS = 3, TILE_VECTORS = 4;
+#elif defined(__aarch64__)
+// Of 32 registers, 24 are sums. Totals of groups are in memory while a group is summed.
+constexpr int TILE_ROWS = 3, GROUPED_ROWS = 3, TILE_VECTORS = 2;
 #else
 constexpr int TILE_ROWS = 3, GROUPED_ROWS = 1, TILE_VECTORS = 2;
 #endif
@@ -84,8 +89,17 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// Where c is a product, contraction could round either one.
 #if !defined(__AVX512F__)
-INLINE rf fma(rf a, rf b, rf c) { return a * b + c; }
+INLINE rf fma(rf a, rf b, rf c) {
+#if defined(__AVX2__)
+  return (rf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (rf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
 #endif
 
 // If one argument is NaN, these return b.
@@ -111,10 +125,13 @@ INLINE vf bits_to_float(vi x) { return (vf)x; }
 INLINE vi float_to_bits(vf x) { return (vi)x; }
 
 // acc += a0 * b0 + a1 * b1 in every lane, for lanes that hold two bf16. REMORA_WIDEN_BF16: where the
-// instruction for it is slower than two multiply-adds of floats (build.py).
+// instruction for it is slower than two multiply-adds of floats (build.py). Each way has its own order
+// and rounding.
 INLINE rf dot_bf16(rf acc, ri a, ri b) {
 #if defined(__AVX512BF16__) && !REMORA_WIDEN_BF16
   return (rf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (rf)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
 #else
   const ri high = spread((int32_t)0xffff0000);
   acc = fma((rf)(a << 16), (rf)(b << 16), acc);
@@ -122,7 +139,14 @@ INLINE rf dot_bf16(rf acc, ri a, ri b) {
 #endif
 }
 
-// acc += the sum of u[i] * s[i] in every lane, for lanes that hold four u8 and four s8.
+// acc += the sum of (u[i] - U8_ZERO) * s[i] in every lane, for lanes that hold four u8 and four s8.
+// An instruction that multiplies signed bytes only takes u - 128.
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int U8_ZERO = 128;
+#else
+constexpr int U8_ZERO = 0;
+#endif
+
 INLINE ri dot_u8s8(ri acc, ri u, ri s) {
 #if defined(__AVX512VNNI__)
   return (ri)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
@@ -135,6 +159,11 @@ INLINE ri dot_u8s8(ri acc, ri u, ri s) {
   const __m256i odd = _mm256_srai_epi16(numbers, 8);
   acc += (ri)_mm256_madd_epi16(_mm256_and_si256(bytes, low), even);
   return acc + (ri)_mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), odd);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return (ri)vusdotq_s32((int32x4_t)acc, (uint8x16_t)u, (int8x16_t)s);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  const int8x16_t from_zero = (int8x16_t)(u ^ (int32_t)0x80808080);
+  return (ri)vdotq_s32((int32x4_t)acc, from_zero, (int8x16_t)s);
 #else
   acc += (u & 255) * ((s << 24) >> 24);
   acc += ((ri)((ru)u >> 8) & 255) * ((s << 16) >> 24);
@@ -159,6 +188,14 @@ INLINE rf to_float(ri x) { return __builtin_convertvector(x, rf); }
 INLINE vuh narrow(vf x) {
 #if defined(__AVX512BF16__)
   return (vuh)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  vuh result;
+  UNROLL for (int half = 0; half < 2; half++) {
+    const float* from = (const float*)&x + half * 8;
+    const bfloat16x8_t low = vcvtq_low_bf16_f32(vld1q_f32(from));
+    store((bf16*)&result + half * 8, vcvtq_high_bf16_f32(low, vld1q_f32(from + 4)));
+  }
+  return result;
 #else
   const vu bits = (vu)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return __builtin_convertvector(x == x ? rounded : (vu{} + 0x7fc0), vuh);

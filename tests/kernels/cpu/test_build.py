@@ -229,6 +229,31 @@ def test_dot_products_are_used_only_where_the_cpu_has_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (["asimd", "atomics"], []),
+        (["asimd", "asimddp"], ["-march=armv8.2-a+dotprod"]),
+        (["asimddp", "i8mm", "bf16"], ["-march=armv8.2-a+dotprod+bf16+i8mm"]),
+    ],
+)
+def test_dot_products_of_arm_are_used_where_the_cpu_has_them(
+    features: list[str], expected: list[str]
+) -> None:
+    flags = frozenset(features)
+
+    assert build.best_instruction_set(flags) is InstructionSet.PORTABLE
+    assert build._target_flags(InstructionSet.PORTABLE, flags, "") == expected
+
+
+def test_features_of_arm_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n")
+    monkeypatch.setattr(build, "Path", lambda _: info)
+
+    assert build.read_cpu_flags() == {"fp", "asimd", "asimddp"}
+
+
+@pytest.mark.parametrize(
     ("vendor", "widens"), [("AuthenticAMD", False), ("GenuineIntel", True), ("", False)]
 )
 def test_bfloat16_is_widened_where_that_is_faster(vendor: str, widens: bool) -> None:
