@@ -54,19 +54,19 @@ template <class Step>
 void store_rows(const KvCache& cache, char* keys, const float* key, const float* value, int offset) {
   typedef typename Step::element T;
   const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
-  T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim;
+  T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim + lane * Step::K;
   T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
-  k += lane * Step::K;
-  v += lane / Step::K * dim * Step::K + lane % Step::K;
+  v += lane / Step::K * dim * Step::K;
   for_vectors(cache.head_dim, [&](int first, int count) {
-    T keys_of[LANES], values_of[LANES];
+    T keys_of[LANES];
     store_some(keys_of, finite(load_some(key + first, count)), LANES);
-    store_some(values_of, finite(load_some(value + first, count)), LANES);
-    for (int i = 0; i < count; i++) {
-      const int d = first + i;
-      k[d / Step::K * GROUP_TOKENS * Step::K + d % Step::K] = keys_of[i];
-      v[d * Step::K] = values_of[i];
-    }
+    for (int i = 0; i < LANES; i += Step::K)  // 4 bytes
+      memcpy(k + (first + i) * GROUP_TOKENS, keys_of + i, Step::K * sizeof(T));
+    const vf values = finite(load_some(value + first, count));
+    if constexpr (Step::K == 2)
+      store_halves(v + first * 2, narrow(values), lane % 2);
+    else
+      store(v + first, values);
   });
 }
 
@@ -244,24 +244,22 @@ class Block {
   // Attend to the located groups, which begin at position `start`, with all rows by tile registers.
   // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
-    // Two groups of tokens make a whole tile of values if they are neighbours in every page.
-    const bool in_pairs = cache_.page_size % DEPTH == 0;
-    const TilePalette whole(TILE_ROW_BYTES, std::min(TILE_SIDE, rows_));
-    const TilePalette half(TILE_ROW_BYTES / 2, std::min(TILE_SIDE, rows_));
+    // A tile of values is one group of tokens, 16 deep: the next one may be in another page.
+    const TilePalette of_scores(TILE_ROW_BYTES, std::min(TILE_SIDE, rows_));
+    const TilePalette of_values(TILE_ROW_BYTES / 2, std::min(TILE_SIDE, rows_));
     num_groups_ += num_groups_ % 2;
-    TileUse use(whole);
+    TileUse use(of_scores);
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
       const int count = std::min(rows_ - row, 2 * TILE_SIDE);
-      if (row > 0 && !in_pairs) configure_tiles(whole);
+      if (row > 0) configure_tiles(of_scores);
       count > TILE_SIDE ? score_by_tiles<2>(row) : score_by_tiles<1>(row);
       // In two loops, so that rows overlap: the first has long chains of operations.
       for (int r = 0; r < count; r++)
         scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(r));
       for (int r = 0; r < count; r++)
         store(&scratch_.sums[(row + r) * LANES], weigh_all(scratch_.maxima[row + r], scores_of(r)));
-      if (!in_pairs) configure_tiles(half);
-      const int step = in_pairs ? 2 : 1;
-      count > TILE_SIDE ? add_values_by_tiles<2>(row, step) : add_values_by_tiles<1>(row, step);
+      configure_tiles(of_values);
+      count > TILE_SIDE ? add_values_by_tiles<2>(row) : add_values_by_tiles<1>(row);
     }
   }
 
@@ -343,9 +341,9 @@ class Block {
   }
 
   // Products of the weights of BLOCKS blocks of rows with values, for four vectors of a head at a time,
-  // or two. `step` groups of positions make a tile.
+  // or two.
   template <int BLOCKS>
-  void add_values_by_tiles(int row, int step) {
+  void add_values_by_tiles(int row) {
     constexpr int VECTORS_TOGETHER = 4 / BLOCKS;
     constexpr int64_t WEIGHTS_STRIDE = SCORES_STRIDE * sizeof(float);
     const int64_t values_stride = dim_ * 4, out_stride = dim_ * sizeof(float);
@@ -354,7 +352,7 @@ class Block {
     for (int vector = 0; vector < num_vectors; vector += VECTORS_TOGETHER) {
       const int count = std::min(VECTORS_TOGETHER, num_vectors - vector);
       zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-      for (int group = 0; group < num_groups_; group += step) {
+      for (int group = 0; group < num_groups_; group++) {
         const char* from = weights + group * GROUP_TOKENS * sizeof(T);
         const char* values = keys_[group] + cache_.half_bytes() + vector * TILE_ROW_BYTES;
         load_tile<LEFT>(from, WEIGHTS_STRIDE);

@@ -150,7 +150,7 @@ void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
 // the weight is read once. Many rows are divided among threads, so that each thread multiplies the
 // rows that it has written; every thread then reads the whole weight, which is cheap per row.
 int Multiply::num_blocks(int num_rows, int num_threads) const {
-  constexpr int MANY = 16;  // rows of one thread
+  const int MANY = HAS_TILES && weight_.format != F32 ? 128 : 16;  // rows of one thread
   if (num_rows < MANY * num_threads) {
     const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
     return std::clamp(wanted, 1, std::max(1, num_rows / rows_together()));

@@ -202,6 +202,16 @@ INLINE vuh narrow(vf x) {
 #endif
 }
 
+// to[2 i + which] = x[i]. Other elements are not written, so that threads may share vectors.
+INLINE void store_halves(bf16* to, vuh x, int which) {
+#if defined(__AVX512BW__)
+  const vi words = __builtin_convertvector(x, vi) << 16 * which;
+  _mm512_mask_storeu_epi16(to, 0x55555555u << which, (__m512i)words);
+#else
+  for (int i = 0; i < LANES; i++) to[2 * i + which] = x[i];
+#endif
+}
+
 INLINE float widen(bf16 x) {
   const uint32_t bits = (uint32_t)x << 16;
   float value;
