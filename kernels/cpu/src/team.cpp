@@ -1,12 +1,13 @@
 #include "team.h"
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 
 namespace remora {
 
 namespace {
 
-constexpr int CHUNK_BITS = 24;
 constexpr int SPINS = 4000;  // 50 to 200 us: longer than a hand-over, shorter than a scheduler tick
 
 inline void pause() {
@@ -17,23 +18,15 @@ inline void pause() {
 #endif
 }
 
-inline int count_of(uint64_t word, uint64_t epoch) {
-  return (word >> CHUNK_BITS) == epoch ? (int)(word & ((1u << CHUNK_BITS) - 1)) : 0;
-}
-
-// First chunk of the share of thread `owner`; the first shares may be larger by one.
-inline int share_start(int num_chunks, int owner, int num_threads) {
-  const int rest = num_chunks % num_threads;
-  return num_chunks / num_threads * owner + (owner < rest ? owner : rest);
-}
-
 }  // namespace
 
 Team::Team(int num_threads)
     : num_threads_(num_threads),
-      claimed_(new Counter[(size_t)MAX_STAGES * num_threads]),
-      done_(new Counter[MAX_STAGES]),
-      num_chunks_(new std::atomic<int>[MAX_STAGES]) {
+      num_groups_((num_threads + GROUP - 1) / GROUP),
+      claimed_(new Counter[NUM_SLOTS * num_threads]),
+      finished_(new Counter[NUM_SLOTS * num_groups_]),
+      ended_(new Counter[num_groups_]),
+      firsts_(new std::atomic<uint64_t>[MAX_STAGES + 1]) {
   try {
     for (int thread = 1; thread < num_threads; thread++)
       threads_.emplace_back([this, thread] { stand_by(thread); });
@@ -54,8 +47,11 @@ void Team::close() {
 
 void Team::run(Job& job) {
   const int num_stages = job.num_stages();
-  for (int stage = 0; stage < num_stages; stage++)
-    num_chunks_[stage].store(job.num_chunks(stage), std::memory_order_relaxed);
+  firsts_[0].store(num_chunks_, std::memory_order_relaxed);
+  for (int stage = 0; stage < num_stages; stage++) {
+    num_chunks_ += job.num_chunks(stage);
+    firsts_[stage + 1].store(num_chunks_, std::memory_order_relaxed);
+  }
   num_stages_.store(num_stages, std::memory_order_relaxed);
   job_.store(&job, std::memory_order_relaxed);
   epoch_.store(++last_epoch_);
@@ -84,55 +80,75 @@ void Team::stand_by(int thread) {
 
 void Team::take_part(uint64_t epoch, int thread) {
   for (int at = 0;; at++) {
-    const int num_stages = num_stages_.load(std::memory_order_relaxed);
-    if (at == num_stages) return;
-    const int num_chunks = num_chunks_[at].load(std::memory_order_relaxed);
+    if (at >= num_stages_.load(std::memory_order_relaxed)) return;
+    const Stage stage{at, firsts_[at].load(std::memory_order_relaxed),
+                      firsts_[at + 1].load(std::memory_order_relaxed)};
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (epoch_.load() != epoch) return;
-    const int finished = run_chunks(at, num_chunks, epoch, thread);
-    if (finished > 0) add(done_[at], epoch, finished);
-    if (!wait_for(done_[at], epoch, num_chunks)) return;
+    run_chunks(stage, thread);
+    if (!wait_for(stage, epoch, thread)) return;
   }
 }
 
-// Run chunks of the thread's own share, then of others; return their number.
-int Team::run_chunks(int stage, int num_chunks, uint64_t epoch, int thread) {
-  int finished = 0;
-  for (int other = 0; other < num_threads_; other++) {
-    const int owner = (thread + other) % num_threads_;
-    const int first = share_start(num_chunks, owner, num_threads_);
-    const int size = share_start(num_chunks, owner + 1, num_threads_) - first;
-    Counter& claimed = claimed_[(size_t)stage * num_threads_ + owner];
-    for (int chunk; claim(claimed, epoch, size, &chunk); finished++)
-      job_.load(std::memory_order_relaxed)->run_chunk(stage, first + chunk, thread);
-  }
-  return finished;
-}
-
-bool Team::claim(Counter& claimed, uint64_t epoch, int limit, int* chunk) {
-  uint64_t word = claimed.word.load();
-  for (;;) {
-    if ((word >> CHUNK_BITS) > epoch) return false;
-    const int count = count_of(word, epoch);
-    if (count >= limit) return false;
-    if (claimed.word.compare_exchange_weak(word, epoch << CHUNK_BITS | (uint64_t)(count + 1))) {
-      *chunk = count;
-      return true;
+// Run chunks of the shares of the thread's own group, then of other groups, neighbours first.
+void Team::run_chunks(const Stage& stage, int thread) {
+  const int own = thread / GROUP, distances = (int)std::bit_ceil((unsigned)num_groups_);
+  for (int distance = 0; distance < distances && !has_ended(stage, thread); distance++) {
+    const int group = own ^ distance;
+    if (group >= num_groups_) continue;
+    int count = 0;
+    for (int other = 0; other < GROUP; other++) {
+      const int owner = group * GROUP + (thread % GROUP ^ other);
+      if (owner < num_threads_) count += run_share(stage, owner, thread);
     }
+    if (count > 0) report(stage, group, count);
   }
 }
 
-void Team::add(Counter& done, uint64_t epoch, int count) {
-  uint64_t word = done.word.load();
-  while (!done.word.compare_exchange_weak(
-      word, epoch << CHUNK_BITS | (uint64_t)(count_of(word, epoch) + count))) {
+// Claim and run chunks of one share until there are none; return their number.
+int Team::run_share(const Stage& stage, int owner, int thread) {
+  const int start = share_start(stage, owner), size = share_start(stage, owner + 1) - start;
+  if (size == 0) return 0;
+  std::atomic<uint64_t>& claimed = claimed_[slot_of(stage) * num_threads_ + owner].value;
+  uint64_t value = claimed.load();
+  for (int count = 0;;) {
+    const uint64_t next = std::max(value, stage.first);
+    if (next >= stage.first + size) return count;
+    if (!claimed.compare_exchange_weak(value, next + 1)) continue;
+    const int chunk = start + (int)(next - stage.first);
+    job_.load(std::memory_order_relaxed)->run_chunk(stage.number, chunk, thread);
+    count++;
+    value = claimed.load();
   }
+}
+
+// First chunk of a thread's share, counted within the stage; the first shares may be larger by one.
+int Team::share_start(const Stage& stage, int thread) const {
+  const int rest = stage.num_chunks() % num_threads_;
+  return stage.num_chunks() / num_threads_ * thread + std::min(thread, rest);
+}
+
+// Count ended chunks of a group's shares. The last report of the last group ends the stage.
+void Team::report(const Stage& stage, int group, int count) {
+  const int end = std::min((group + 1) * GROUP, num_threads_);
+  const int size = share_start(stage, end) - share_start(stage, group * GROUP);
+  Counter& finished = finished_[slot_of(stage) * num_groups_ + group];
+  if (finished.add(stage.first, count) < size || num_groups_ == 1) return;
+  const int num_owners = std::min(stage.num_chunks(), num_threads_);
+  if (complete_.add(stage.first, 1) < (num_owners + GROUP - 1) / GROUP) return;
+  for (int each = 0; each < num_groups_; each++) ended_[each].raise(stage.last);
+}
+
+bool Team::has_ended(const Stage& stage, int thread) const {
+  if (stage.first == stage.last) return true;
+  const Counter& ended = num_groups_ == 1 ? finished_[slot_of(stage)] : ended_[thread / GROUP];
+  return ended.value.load() >= stage.last;
 }
 
 // Returns false if the job has ended. A thread that waits for a preempted peer yields its core after
 // a while, so that the system can move the peer there.
-bool Team::wait_for(Counter& done, uint64_t epoch, int num_chunks) {
-  for (int spins = 0; count_of(done.word.load(), epoch) < num_chunks; spins++) {
+bool Team::wait_for(const Stage& stage, uint64_t epoch, int thread) {
+  for (int spins = 0; !has_ended(stage, thread); spins++) {
     if (epoch_.load() != epoch) return false;
     if (spins < SPINS)
       pause();
@@ -140,6 +156,20 @@ bool Team::wait_for(Counter& done, uint64_t epoch, int num_chunks) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   return true;
+}
+
+// Returns the new count above `first`.
+int Team::Counter::add(uint64_t first, int count) {
+  uint64_t old = value.load(), sum;
+  do sum = std::max(old, first) + count;
+  while (!value.compare_exchange_weak(old, sum));
+  return (int)(sum - first);
+}
+
+void Team::Counter::raise(uint64_t least) {
+  uint64_t old = value.load();
+  while (old < least && !value.compare_exchange_weak(old, least)) {
+  }
 }
 
 }  // namespace remora

@@ -6,6 +6,9 @@
 // when its share is done it takes chunks of other threads. Chunks are claimed one by one, so a
 // preempted thread delays only its current chunk, and late threads join at the current stage.
 //
+// Threads form groups of neighbours. Ended chunks are counted for the shares of each group, and
+// complete groups for the team, so that no cache line is written by all threads of a large team.
+//
 // Knows nothing of what a chunk computes.
 #pragma once
 
@@ -28,6 +31,7 @@ class Job {
 class Team {
  public:
   static constexpr int MAX_STAGES = 1024;
+  static constexpr int GROUP = 8;  // threads
 
   explicit Team(int num_threads);
   ~Team();
@@ -38,28 +42,49 @@ class Team {
   int num_threads() const { return num_threads_; }
 
  private:
-  // epoch << CHUNK_BITS | count: a count of another epoch stands for 0.
-  struct alignas(128) Counter {
-    std::atomic<uint64_t> word{0};
+  // Chunks [first, last) are numbered over all stages that the team has run.
+  struct Stage {
+    int number;  // in its job
+    uint64_t first, last;
+    int num_chunks() const { return (int)(last - first); }
   };
+
+  // Counts upwards from the `first` of the current stage. A smaller value was left by an earlier
+  // stage and stands for `first`; values never fall, so a thread may be late by any number of stages.
+  struct alignas(128) Counter {
+    std::atomic<uint64_t> value{0};
+    int add(uint64_t first, int count);
+    void raise(uint64_t least);
+  };
+
+  // Consecutive stages count in different slots, so that threads which still read the counters of one
+  // stage do not slow down writes to the counters of the next.
+  static constexpr int NUM_SLOTS = 4;
 
   void close();
   void stand_by(int thread);
   void take_part(uint64_t epoch, int thread);
-  int run_chunks(int stage, int num_chunks, uint64_t epoch, int thread);
-  bool claim(Counter& claimed, uint64_t epoch, int limit, int* chunk);
-  void add(Counter& done, uint64_t epoch, int count);
-  bool wait_for(Counter& done, uint64_t epoch, int num_chunks);
+  void run_chunks(const Stage& stage, int thread);
+  int run_share(const Stage& stage, int owner, int thread);
+  void report(const Stage& stage, int group, int count);
+  bool has_ended(const Stage& stage, int thread) const;
+  bool wait_for(const Stage& stage, uint64_t epoch, int thread);
+  int share_start(const Stage& stage, int thread) const;
+  size_t slot_of(const Stage& stage) const { return stage.number % NUM_SLOTS; }
 
-  const int num_threads_;
-  std::unique_ptr<Counter[]> claimed_;  // [MAX_STAGES][num_threads], of each thread's share
-  std::unique_ptr<Counter[]> done_;     // [MAX_STAGES]
+  const int num_threads_, num_groups_;
+  std::unique_ptr<Counter[]> claimed_;   // [NUM_SLOTS][num_threads] claimed chunks of each share
+  std::unique_ptr<Counter[]> finished_;  // [NUM_SLOTS][num_groups] ended chunks of a group's shares
+  Counter complete_;                     // groups whose shares have ended
+  // [num_groups] `last` of the latest stage that has ended, for the group's waiting threads to read. A
+  // team of one group reads `finished_` instead.
+  std::unique_ptr<Counter[]> ended_;
   // The running job. Written while `epoch_` is 0 (nothing runs), so a thread that reads these and
   // then still finds its epoch has read values of that epoch.
   std::atomic<Job*> job_{nullptr};
   std::atomic<int> num_stages_{0};
-  std::unique_ptr<std::atomic<int>[]> num_chunks_;
-  uint64_t last_epoch_ = 0;
+  std::unique_ptr<std::atomic<uint64_t>[]> firsts_;  // [MAX_STAGES + 1] of each stage; the job's last
+  uint64_t last_epoch_ = 0, num_chunks_ = 0;         // of all jobs
   alignas(128) std::atomic<uint64_t> epoch_{0};
   alignas(128) std::atomic<int> doorbell_{0};  // changes with every job; sleeping threads wait on it
   std::atomic<bool> closing_{false};

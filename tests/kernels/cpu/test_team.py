@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.configs.environment import cache_dir
 from remora.kernels.cpu.buffers import Rows
+from remora.kernels.cpu.build import SOURCE_DIR, InstructionSet, build_library
 from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.cpu.program import Program
 from tests.kernels.cpu.products import make_batch, pack_alone
@@ -66,6 +73,63 @@ def run_often(library: Library, num_threads: int, times: int) -> None:
         chain.run(x * 2, num_stages=1 + number % NUM_STAGES)
         assert torch.equal(chain.run(x), x[:, chain.order]), f"run {number} went wrong"
     team.close()
+
+
+class UnevenJobs:
+    """Jobs of stages without data, whose chunks take random times (`uneven_jobs.cpp`)."""
+
+    def __init__(self, folder: Path) -> None:
+        sources = folder / "src"
+        sources.mkdir()
+        for path in (*SOURCE_DIR.glob("team.*"), Path(__file__).with_name("uneven_jobs.cpp")):
+            shutil.copy(path, sources)
+        compiled = build_library(
+            folder, source_dir=sources, instruction_set=InstructionSet.PORTABLE
+        )
+        self._functions = ctypes.CDLL(str(compiled))
+        self._functions.team_new.restype = ctypes.c_void_p
+        self._functions.run_uneven_job.restype = ctypes.c_char_p
+        self._teams: dict[int, ctypes.c_void_p] = {}
+
+    def run(self, num_threads: int, num_chunks: list[int], seed: int) -> None:
+        """Run a job with these chunks in its stages; fails if one ran early, twice or never."""
+        if num_threads not in self._teams:
+            self._teams[num_threads] = ctypes.c_void_p(self._functions.team_new(num_threads))
+        stages = (ctypes.c_int * len(num_chunks))(*num_chunks)
+        fault = self._functions.run_uneven_job(
+            self._teams[num_threads], stages, len(num_chunks), ctypes.c_uint(seed)
+        )
+        assert fault is None, fault.decode()
+
+    def close(self) -> None:
+        for team in self._teams.values():
+            self._functions.team_free(team)
+
+
+@pytest.fixture(scope="module")
+def uneven_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnevenJobs]:
+    jobs = UnevenJobs(tmp_path_factory.mktemp("uneven_jobs"))
+    yield jobs
+    jobs.close()
+
+
+# One group of threads, incomplete ones, and more groups than two.
+@given(
+    num_threads=st.sampled_from([1, 2, 5, 8, 9, 16, 20]),
+    num_chunks=st.lists(st.sampled_from([0, 1, 2, 7, 8, 9, 16, 17, 40, 100]), max_size=30),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_chunk_runs_once_and_in_its_stage_however_long_others_take(
+    uneven_jobs: UnevenJobs, num_threads: int, num_chunks: list[int], seed: int
+) -> None:
+    uneven_jobs.run(num_threads, num_chunks, seed)
+
+
+def test_a_job_may_have_as_many_stages_as_a_team_allows(uneven_jobs: UnevenJobs) -> None:
+    for seed in range(10):
+        uneven_jobs.run(16, [1 + stage % 20 for stage in range(1024)], seed)
+        uneven_jobs.run(16, [3], seed)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4, 16])
