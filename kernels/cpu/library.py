@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "program_new": (c_void_p, (c_void_p, POINTER(BatchStruct))),
     "program_free": (None, (c_void_p,)),
     "program_run": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int)),
+    "program_chunks": (None, (c_void_p, c_int, c_int, c_int, POINTER(c_int))),
     # The first five arguments are the team and the logits: address, stride, rows, vocabulary.
     "choose": (None, (c_void_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 7)),
     "token_logprobs": (

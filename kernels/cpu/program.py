@@ -9,7 +9,7 @@ Legend: T tokens of a step, R rows of logits.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ctypes import byref
+from ctypes import byref, c_int
 
 from torch import Tensor
 
@@ -66,6 +66,16 @@ class Program:
         _ = self.team.pointer
         stop = self._size if last is None else last
         self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
+
+    def num_chunks(self, num_tokens: int, num_sequences: int, num_logits: int) -> list[int]:
+        """Return how many chunks the team would divide each operation of this step into.
+
+        Reads the batch's arrays; computes nothing, and touches neither weights nor buffers.
+        """
+        _ = self.team.pointer
+        counts = (c_int * self._size)()
+        self._library.program_chunks(self._pointer, num_tokens, num_sequences, num_logits, counts)
+        return list(counts)
 
     def embed(self, table: Tensor, out: Tensor, *, by_position: bool = False) -> None:
         """Look up every token in a table [vocab, size]: out [T, >= size] float32.

@@ -36,6 +36,12 @@ const AdapterRows& adapter_rows(void* program, bool on_logits) {
   return ((Program*)program)->adapter_rows(on_logits);
 }
 
+void set_sizes(Batch& batch, int num_tokens, int num_sequences, int num_logits) {
+  batch.num_tokens = num_tokens;
+  batch.num_sequences = num_sequences;
+  batch.num_logits = num_logits;
+}
+
 }  // namespace
 
 extern "C" {
@@ -180,10 +186,15 @@ void remora_add_join_heads(void* program, const JoinHeads::Settings* settings, i
 void remora_program_run(void* program, int first, int last, int num_tokens, int num_sequences,
                         int num_logits) {
   auto* p = (Program*)program;
-  p->batch.num_tokens = num_tokens;
-  p->batch.num_sequences = num_sequences;
-  p->batch.num_logits = num_logits;
+  set_sizes(p->batch, num_tokens, num_sequences, num_logits);
   p->run(first, last);
+}
+// Chunks of every operation for the step that is in the batch's arrays; nothing is computed.
+void remora_program_chunks(void* program, int num_tokens, int num_sequences, int num_logits,
+                           int* num_chunks) {
+  auto* p = (Program*)program;
+  set_sizes(p->batch, num_tokens, num_sequences, num_logits);
+  p->count_chunks(num_chunks);
 }
 
 }  // extern "C"

@@ -124,17 +124,27 @@ void Weigh::run_row(const Batch&, int row, int thread) {
   write_row(weighed, size_, format_, out_, row);
 }
 
-// The number of chunks is fixed before routing: the largest possible one.
-int MultiplyExperts::num_chunks(const Batch& batch, int) const {
-  return c_.most_blocks(batch.num_tokens) * weights_[0].num_panels;
+// The number of chunks is fixed before routing: the largest possible one. Blocks of few pairs are too
+// few for many threads, which then divide panels.
+Division MultiplyExperts::divide(const Batch& batch, int num_threads) const {
+  const Weight& weight = weights_[0];
+  const int narrowest = narrowest_columns(weight.format, out_.epilogue, false);
+  const int num_panels = c_.most_blocks(batch.num_tokens) * weight.num_panels;
+  return {weight, num_panels, narrowest, num_panels > 0, num_threads};
 }
 
-void MultiplyExperts::run_chunk(const Batch&, int, int chunk, int) {
-  const int panels = weights_[0].num_panels, first = c_.blocks[chunk / panels];
+int MultiplyExperts::num_chunks(const Batch& batch, int num_threads) const {
+  return divide(batch, num_threads).num_chunks();
+}
+
+void MultiplyExperts::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
+  Columns columns = divide(batch, num_threads).chunk(chunk).columns;
+  const int first = c_.blocks[columns.panel / weights_[0].num_panels];
   if (first < 0) return;
+  columns.panel %= weights_[0].num_panels;
   const int32_t* end = std::upper_bound(c_.starts, c_.starts + c_.num_experts + 1, first);
   const int expert = (int)(end - c_.starts) - 1, last = std::min(first + c_.block_rows, *end);
-  multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr, stage_);
+  multiply_panel(weights_[expert], x_, out_, columns, first, last, nullptr, stage_);
 }
 
 void AddWeighted::run_row(const Batch&, int row, int) {

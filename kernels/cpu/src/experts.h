@@ -114,6 +114,8 @@ class MultiplyExperts : public Operation {
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
  private:
+  Division divide(const Batch& batch, int num_threads) const;
+
   const std::vector<Weight> weights_;
   const Rows x_;
   const Output out_;

@@ -4,20 +4,27 @@
 
 namespace remora {
 
-int MultiplyHeads::num_chunks(const Batch& batch, int) const {
-  return s_.num_heads * weights_[0].num_panels * ceil_div(batch.num_tokens, PRODUCT_ROWS);
+Division MultiplyHeads::divide(const Batch& batch, int num_threads) const {
+  const Weight& weight = weights_[0];
+  const int narrowest = narrowest_columns(weight.format, out_.epilogue, false);
+  return {weight, s_.num_heads * weight.num_panels, narrowest, batch.num_tokens, num_threads};
 }
 
-void MultiplyHeads::run_chunk(const Batch& batch, int, int chunk, int) {
-  const int panels = weights_[0].num_panels, blocks = ceil_div(batch.num_tokens, PRODUCT_ROWS);
-  const int head = chunk / panels / blocks, first = chunk / panels % blocks * PRODUCT_ROWS;
-  const int last = std::min(first + PRODUCT_ROWS, batch.num_tokens);
+int MultiplyHeads::num_chunks(const Batch& batch, int num_threads) const {
+  return divide(batch, num_threads).num_chunks();
+}
+
+void MultiplyHeads::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
+  auto [columns, first, last] = divide(batch, num_threads).chunk(chunk);
+  if (first == last) return;
+  const int head = columns.panel / weights_[0].num_panels;
+  columns.panel %= weights_[0].num_panels;
   const Weight& weight = weights_[head];
   Rows x = x_;
   x.values = (char*)x.values + (int64_t)head * s_.x_step * (weight.format == BF16 ? 2 : 4);
   Output out = out_;
   out.values = (float*)out.values + (int64_t)head * s_.out_step;
-  multiply_panel(weight, x, out, chunk % panels, first, last, nullptr, stage_);
+  multiply_panel(weight, x, out, columns, first, last, nullptr, stage_);
 }
 
 void JoinLatents::run_row(const Batch&, int row, int) {

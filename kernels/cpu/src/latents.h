@@ -24,6 +24,8 @@ class MultiplyHeads : public Operation {
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
  private:
+  Division divide(const Batch& batch, int num_threads) const;
+
   const Settings s_;
   const std::vector<Weight> weights_;
   const Rows x_;

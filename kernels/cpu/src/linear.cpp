@@ -106,33 +106,46 @@ void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
-// Calls tile(number of rows, panel's vector, row) over the rows of one panel. Rows are divided
-// evenly: 32 rows make tiles of 6, 6, 5, 5, 5, 5 rather than a last one of 2.
+// Calls tile(number of vectors, vector) over columns of a panel. Parts of a panel can be narrower
+// than a register tile.
+template <class Tile>
+INLINE void for_vectors(const Columns& columns, Tile&& tile) {
+  const int width = columns.last - columns.first;
+  if (width == 1) return tile(std::integral_constant<int, 1>{}, columns.first);
+  if (width == 2) return tile(std::integral_constant<int, 2>{}, columns.first);
+  for (int vector = columns.first; vector < columns.last; vector += TILE_VECTORS)
+    tile(std::integral_constant<int, TILE_VECTORS>{}, vector);
+}
+
+// Calls tile(number of rows, number of vectors, vector, row) over rows and columns of a panel. Rows
+// are divided evenly: 32 rows make tiles of 6, 6, 5, 5, 5, 5 rather than a last one of 2.
 template <int MAX_ROWS, class Tile>
-INLINE void for_tiles(int first, int last, Tile&& tile) {
+INLINE void for_tiles(int first, int last, const Columns& columns, Tile&& tile) {
   const int num_tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
   for (int done = 0, row = first; done < num_tiles; done++) {
     const int rows = (last - row + num_tiles - done - 1) / (num_tiles - done);
     with_rows<MAX_ROWS>(rows, [&](auto count) {
-      for (int vector = 0; vector < PANEL_VECTORS; vector += TILE_VECTORS) tile(count, vector, row);
+      for_vectors(columns, [&](auto width, int vector) { tile(count, width, vector, row); });
     });
     row += rows;
   }
 }
 
 template <class Step>
-void multiply_plain(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
-                    int last) {
-  for_tiles<TILE_ROWS>(first, last, [&](auto rows, int vector, int row) {
-    plain_tile<Step, decltype(rows)::value, TILE_VECTORS>(weight, x, to, panel, vector, row);
+void multiply_plain(const Weight& weight, const Rows& x, const Writer& to, const Columns& columns,
+                    int first, int last) {
+  for_tiles<TILE_ROWS>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
+    plain_tile<Step, decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel,
+                                                                    vector, row);
   });
 }
 
 template <class Group>
-void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
-                      int last) {
-  for_tiles<GROUPED_ROWS>(first, last, [&](auto rows, int vector, int row) {
-    grouped_tile<Group, decltype(rows)::value, TILE_VECTORS>(weight, x, to, panel, vector, row);
+void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to,
+                      const Columns& columns, int first, int last) {
+  for_tiles<GROUPED_ROWS>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
+    grouped_tile<Group, decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel,
+                                                                       vector, row);
   });
 }
 
@@ -143,17 +156,17 @@ uint64_t new_stage() {
   return ++last;
 }
 
-void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
-                    int last, const Updates* updates, uint64_t stage) {
+void multiply_panel(const Weight& weight, const Rows& x, const Output& out, const Columns& columns,
+                    int first, int last, const Updates* updates, uint64_t stage) {
   const Writer to{weight, out, updates};
 #if REMORA_TILES
-  if (weight.format != F32) return multiply_by_tiles(weight, x, to, panel, first, last, stage);
+  if (weight.format != F32) return multiply_by_tiles(weight, x, to, columns, first, last, stage);
 #endif
   switch (weight.format) {
-    case F32: return multiply_plain<StepF32>(weight, x, to, panel, first, last);
-    case BF16: return multiply_plain<StepBF16>(weight, x, to, panel, first, last);
-    case Q8: return multiply_grouped<GroupQ8>(weight, x, to, panel, first, last);
-    case Q4: return multiply_grouped<GroupQ4>(weight, x, to, panel, first, last);
+    case F32: return multiply_plain<StepF32>(weight, x, to, columns, first, last);
+    case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
+    case Q8: return multiply_grouped<GroupQ8>(weight, x, to, columns, first, last);
+    case Q4: return multiply_grouped<GroupQ4>(weight, x, to, columns, first, last);
   }
 }
 

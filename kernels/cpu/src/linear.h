@@ -93,14 +93,28 @@ struct Output {
   int stride;  // elements; room for whole panels (half panels when GATED)
 };
 
+// Columns of one chunk: vectors [first, last) of 16 columns of a panel. The number of vectors is
+// a power of 2, and at least 2 when GATED.
+struct Columns {
+  int panel, first, last;
+};
+
 // A number for the present contents of some rows, different from all others.
 uint64_t new_stage();
 
-// Multiply rows [first, last) with one panel.
+// Fewest vectors of columns for `multiply_panel`. Updates need whole register tiles; tile registers
+// take the vectors that are adjacent.
+inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates) {
+  if (HAS_TILES && (format == Q8 || format == Q4)) return PANEL_VECTORS;
+  if (has_updates) return TILE_VECTORS;
+  return epilogue == GATED || (HAS_TILES && format == BF16) ? 2 : 1;
+}
+
+// Multiply rows [first, last) with columns of one panel.
 // updates: what is added to the product before the epilogue, or null
 // stage: of the rows' contents; while it stays the same, a thread packs rows for tiles only once
-void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
-                    int last, const Updates* updates, uint64_t stage);
+void multiply_panel(const Weight& weight, const Rows& x, const Output& out, const Columns& columns,
+                    int first, int last, const Updates* updates, uint64_t stage);
 
 // Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the first n / 2 rows
 // are the gate's and the others up's; their columns are packed alternately in blocks of 16.

@@ -12,16 +12,16 @@ struct Writer {
   const Updates* updates;
 
   // Sums stay in registers unless updates or rarer activations need them; functions that are called
-  // get a copy.
+  // get a copy. Tiles that are narrower than TILE_VECTORS have no updates.
   template <int MR, int NV>
   INLINE void write_tile(int row, int column, vf (&acc)[MR][NV]) const {
-    static_assert(NV == TILE_VECTORS);
     if (updates || is_rare()) {
       float sums[MR][NV][LANES];
       UNROLL for (int r = 0; r < MR; r++)
         UNROLL for (int v = 0; v < NV; v++) store(sums[r][v], acc[r][v]);
-      if (updates) updates->expand(row, MR, column, sums[0][0]);
-      if (is_rare()) return write_rare(row, MR, column, sums[0][0]);
+      if constexpr (NV == TILE_VECTORS)
+        if (updates) updates->expand(row, MR, column, sums[0][0]);
+      if (is_rare()) return write_rare(row, MR, column, NV * LANES, sums[0][0]);
       UNROLL for (int r = 0; r < MR; r++)
         UNROLL for (int v = 0; v < NV; v++) acc[r][v] = load<vf>(sums[r][v]);
     }
@@ -37,10 +37,12 @@ struct Writer {
       value[v] = acc[v];
       if (weight.bias) value[v] += load<vf>(weight.bias + column + v * LANES);
     }
-    if (out.epilogue == GATED) {
-      UNROLL for (int v = 0; v < NV; v += 2)
-        put(row, column / 2 + v / 2 * LANES, silu(value[v]) * value[v + 1]);
-      return;
+    if constexpr (NV > 1) {
+      if (out.epilogue == GATED) {
+        UNROLL for (int v = 0; v < NV; v += 2)
+          put(row, column / 2 + v / 2 * LANES, silu(value[v]) * value[v + 1]);
+        return;
+      }
     }
     float* to = (float*)out.values + (int64_t)row * out.stride + column;
     UNROLL for (int v = 0; v < NV; v++) {
@@ -49,12 +51,12 @@ struct Writer {
     }
   }
 
-  // Stores or gates sums [num_rows][TILE_COLUMNS] with any activation.
-  __attribute__((noinline)) void write_rare(int row, int num_rows, int column,
+  // Stores or gates sums [num_rows][width] with any activation.
+  __attribute__((noinline)) void write_rare(int row, int num_rows, int column, int width,
                                             const float* sums) const {
     const bool is_gated = out.epilogue == GATED;
-    for (int r = 0; r < num_rows; r++, row++, sums += TILE_COLUMNS)
-      for (int at = 0; at < TILE_COLUMNS; at += is_gated ? 2 * LANES : LANES) {
+    for (int r = 0; r < num_rows; r++, row++, sums += width)
+      for (int at = 0; at < width; at += is_gated ? 2 * LANES : LANES) {
         const auto value = [&](int i) {
           const vf bias = weight.bias ? load<vf>(weight.bias + column + i) : vf{};
           return load<vf>(sums + i) + bias;

@@ -13,9 +13,6 @@ int row_chunks(int rows, int num_threads) {
   return std::min(rows, num_threads * std::max(4, ceil_div(rows, MOST_ROWS * num_threads)));
 }
 
-// First index of part `part` of `parts`.
-int part_start(int size, int part, int parts) { return (int)((int64_t)size * part / parts); }
-
 // Rotate the pairs (i, i + half) of a head by the angles of its position.
 void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   int i = 0;
@@ -146,42 +143,22 @@ void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
   }
 }
 
-// A chunk is one panel and a block of rows. Few rows make one block: threads divide the panels, and
-// the weight is read once. Many rows are divided among threads, so that each thread multiplies the
-// rows that it has written; every thread then reads the whole weight, which is cheap per row.
-int Multiply::num_blocks(int num_rows, int num_threads) const {
-  const int MANY = HAS_TILES && weight_.format != F32 ? 128 : 16;  // rows of one thread
-  if (num_rows < MANY * num_threads) {
-    const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
-    return std::clamp(wanted, 1, std::max(1, num_rows / rows_together()));
-  }
-  return num_threads * ceil_div(num_rows, PRODUCT_ROWS * num_threads);
-}
-
-int Multiply::rows_together() const {
-  return HAS_TILES && weight_.format != F32 ? TILE_SIDE : TILE_ROWS;
-}
-
-// First row of a block. Blocks of tiles consist of whole tiles.
-int Multiply::block_start(int num_rows, int block, int blocks) const {
-  if (!HAS_TILES || weight_.format == F32) return part_start(num_rows, block, blocks);
-  return std::min(num_rows, part_start(ceil_div(num_rows, TILE_SIDE), block, blocks) * TILE_SIDE);
+Division Multiply::divide(const Batch& batch, int num_threads) const {
+  const int narrowest = narrowest_columns(weight_.format, out_.epilogue, has_updates());
+  return {weight_, weight_.num_panels, narrowest, num_rows(batch), num_threads};
 }
 
 int Multiply::num_chunks(const Batch& batch, int num_threads) const {
-  const int rows = num_rows(batch);
-  return rows == 0 ? 0 : weight_.num_panels * num_blocks(rows, num_threads);
+  return divide(batch, num_threads).num_chunks();
 }
 
 void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
-  const int rows = num_rows(batch), blocks = num_blocks(rows, num_threads);
-  const int block = chunk / weight_.num_panels, panel = chunk % weight_.num_panels;
-  const int first = block_start(rows, block, blocks), last = block_start(rows, block + 1, blocks);
+  const auto [columns, first, last] = divide(batch, num_threads).chunk(chunk);
   if (first == last) return;
-  if (!low_ || rows_.blocks().empty())
-    return multiply_panel(weight_, x_, out_, panel, first, last, nullptr, stage_);
+  if (!has_updates())
+    return multiply_panel(weight_, x_, out_, columns, first, last, nullptr, stage_);
   const Updates updates{*low_, rows_.adapters(), out_.epilogue == GATED};
-  multiply_panel(weight_, x_, out_, panel, first, last, &updates, stage_);
+  multiply_panel(weight_, x_, out_, columns, first, last, &updates, stage_);
 }
 
 void Attend::reserve(int num_threads) {
@@ -200,11 +177,10 @@ void Attend::prepare(const Batch& batch) {
 // Blocks that are too few to keep all threads busy are divided into partitions, as far as there is
 // room for their sums.
 void Attend::divide(const Batch& batch) {
-  constexpr int ENOUGH = 3;  // blocks of a thread
   divided_.clear();
   parts_.clear();
   const int num_threads = (int)scratch_.size(), num_blocks = first_block_.back() * a_.cache.num_kv_heads;
-  if (num_threads == 1 || num_blocks >= ENOUGH * num_threads) return;
+  if (num_threads == 1 || num_blocks >= ENOUGH_CHUNKS * num_threads) return;
   int64_t used = 0;
   for (int block = 0; block < num_blocks; block++) {
     const Queries queries = queries_of(batch, block);
@@ -250,10 +226,20 @@ void Program::add(std::unique_ptr<Operation> operation) {
   operations_.push_back(std::move(operation));
 }
 
-void Program::run(int first, int last) {
+void Program::prepare(int first, int last) {
   tokens_.find(batch.adapters, nullptr, batch.num_tokens);
   logits_.find(batch.adapters, batch.logit_index, batch.num_logits);
   for (int at = first; at < last; at++) operations_[at]->prepare(batch);
+}
+
+void Program::count_chunks(int* num_chunks) {
+  prepare(0, (int)operations_.size());
+  for (const auto& operation : operations_)
+    *num_chunks++ = operation->num_chunks(batch, team_.num_threads());
+}
+
+void Program::run(int first, int last) {
+  prepare(first, last);
   for (first_ = first; first_ < last; first_ = last_) {
     last_ = std::min(last, first_ + Team::MAX_STAGES);
     team_.run(*this);

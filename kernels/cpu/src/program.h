@@ -13,16 +13,13 @@
 
 #include "attention.h"
 #include "batch.h"
+#include "division.h"
 #include "linear.h"
 #include "low_rank.h"
 #include "norm.h"
 #include "team.h"
 
 namespace remora {
-
-constexpr int PRODUCT_ROWS = 256;  // rows of one chunk of a product
-
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 class Operation {
  public:
@@ -182,9 +179,8 @@ class Multiply : public Operation {
   int num_rows(const Batch& batch) const {
     return on_logits_ ? batch.num_logits : batch.num_tokens;
   }
-  int num_blocks(int num_rows, int num_threads) const;
-  int rows_together() const;  // rows that cost about as much as one
-  int block_start(int num_rows, int block, int blocks) const;
+  bool has_updates() const { return low_ && !rows_.blocks().empty(); }
+  Division divide(const Batch& batch, int num_threads) const;
 
   const bool on_logits_;
   const Weight weight_;
@@ -253,12 +249,16 @@ class Program : public Job {
   void add(std::unique_ptr<Operation> operation);
   // Run operations [first, last) on `batch`.
   void run(int first, int last);
+  // Chunks of each operation for `batch`.
+  void count_chunks(int* num_chunks);
 
   int num_stages() const override { return last_ - first_; }
   int num_chunks(int stage) const override;
   void run_chunk(int stage, int chunk, int thread) override;
 
  private:
+  void prepare(int first, int last);
+
   Team& team_;
   PartitionSums partition_sums_;
   AdapterRows tokens_, logits_;

@@ -5,13 +5,12 @@
 #include <algorithm>
 
 #include "buffer.h"
+#include "division.h"
 #include "dot.h"
 
 namespace remora {
 
 namespace {
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Rows of a chunk in the order in which tiles read them. A block has 16 rows, two blocks make a pair,
 // and the tiles of a pair alternate. Rows past the last one are undefined; they change no others.
@@ -89,19 +88,31 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-// Stores the sums of one block of rows.
-void write_block(const Writer& to, int panel, int row, int num_rows, const float* sums) {
+constexpr int BLOCK_SUMS = TILE_SIDE * PANEL;
+
+// Stores the sums [rows][64] of one block of rows, a register tile at a time or a narrower one.
+template <int NV>
+void write_vectors(const Writer& to, const Columns& columns, int row, int num_rows,
+                   const float* sums) {
   for (int done = 0; done < num_rows; done += TILE_ROWS)
     with_rows<TILE_ROWS>(std::min(TILE_ROWS, num_rows - done), [&](auto count) {
       constexpr int MR = decltype(count)::value;
-      for (int vector = 0; vector < PANEL_VECTORS; vector += TILE_VECTORS) {
-        vf acc[MR][TILE_VECTORS];
+      for (int vector = columns.first; vector < columns.last; vector += NV) {
+        vf acc[MR][NV];
         UNROLL for (int r = 0; r < MR; r++)
-          UNROLL for (int v = 0; v < TILE_VECTORS; v++)
+          UNROLL for (int v = 0; v < NV; v++)
             acc[r][v] = load<vf>(sums + (done + r) * PANEL + (vector + v) * LANES);
-        to.write_tile<MR, TILE_VECTORS>(row + done, panel * PANEL + vector * LANES, acc);
+        to.write_tile<MR, NV>(row + done, columns.panel * PANEL + vector * LANES, acc);
       }
     });
+}
+
+void write_block(const Writer& to, const Columns& columns, int row, int num_rows,
+                 const float* sums) {
+  if (columns.last - columns.first < TILE_VECTORS)
+    write_vectors<2>(to, columns, row, num_rows, sums);
+  else
+    write_vectors<TILE_VECTORS>(to, columns, row, num_rows, sums);
 }
 
 // Tiles of k that a product of two blocks takes at a time: with their columns they fill most of the
@@ -182,35 +193,33 @@ INLINE void multiply_block(const char* x, int x_step, const char* w, int num_til
 
 // Columns are multiplied in parts of a few tiles along k, each with all rows while it stays in the
 // first-level cache; the next part is read ahead.
-void multiply_bf16(const Weight& weight, const Writer& to, int panel, int first) {
+void multiply_bf16(const Weight& weight, const Writer& to, const Columns& columns, int first) {
   const PackedRows& rows = scratch.rows;
-  const char* w = weight.data + panel * panel_bytes(BF16, weight.k);
+  const char* w = weight.data + columns.panel * panel_bytes(BF16, weight.k);
   const int num_tiles = rows.num_tiles(), num_blocks = rows.num_blocks();
-  scratch.sums.reserve((size_t)num_blocks * TILE_SIDE * PANEL);
-  if (num_blocks == 1) {
-    TileUse use(TilePalette(TILE_ROW_BYTES, rows.num_rows()));
-    multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, scratch.sums.data());
-    return write_block(to, panel, first, rows.num_rows(), scratch.sums.data());
+  float* all_sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
+  TileUse use(TilePalette(TILE_ROW_BYTES, std::min(TILE_SIDE, rows.num_rows())));
+  if (num_blocks == 1 && columns.last - columns.first == PANEL_VECTORS) {
+    multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, all_sums);
+    return write_block(to, columns, first, rows.num_rows(), all_sums);
   }
-  TileUse use(TilePalette(TILE_ROW_BYTES, TILE_SIDE));
   const int parts = ceil_div(num_tiles, DEPTH_TILES), lines = 2 * TILE_BYTES / 64;
-  for (int part = 0; part < 2 * parts; part++) {
-    const int half = part / parts, from = part % parts * num_tiles / parts;
-    const int count = (part % parts + 1) * num_tiles / parts - from;
-    const bool is_last = part == 2 * parts - 1;
-    const char* columns = w + ((int64_t)half * num_tiles + from) * 2 * TILE_BYTES;
-    Prefetch ahead{columns + count * 2 * TILE_BYTES, ceil_div(lines, ceil_div(num_blocks, 2))};
+  const int last_part = columns.last / 2 * parts - 1;
+  for (int part = columns.first / 2 * parts; part <= last_part; part++) {
+    const int half = part / parts, from = part_start(num_tiles, part % parts, parts);
+    const int count = part_start(num_tiles, part % parts + 1, parts) - from;
+    const char* tiles = w + ((int64_t)half * num_tiles + from) * 2 * TILE_BYTES;
+    Prefetch ahead{tiles + count * 2 * TILE_BYTES, ceil_div(lines, ceil_div(num_blocks, 2))};
     for (int block = 0; block < num_blocks; block += 2) {
-      float* sums = scratch.sums.data() + (size_t)block * TILE_SIDE * PANEL;
+      float* sums = all_sums + (size_t)block * BLOCK_SUMS;
       const int x_step = rows.tile_step(block);
       const char* x = rows.tiles(block) + from * (int64_t)x_step;
       if (block + 1 < num_blocks)
-        add_products<2>(x, x_step, columns, count, from == 0, sums + half * 2 * LANES, ahead);
+        add_products<2>(x, x_step, tiles, count, from == 0, sums + half * 2 * LANES, ahead);
       else
-        add_products<1>(x, x_step, columns, count, from == 0, sums + half * 2 * LANES, ahead);
-      for (int b = block; is_last && b < std::min(block + 2, num_blocks); b++)
-        write_block(to, panel, first + b * TILE_SIDE, rows.rows_of(b),
-                    scratch.sums.data() + (size_t)b * TILE_SIDE * PANEL);
+        add_products<1>(x, x_step, tiles, count, from == 0, sums + half * 2 * LANES, ahead);
+      for (int b = block; part == last_part && b < std::min(block + 2, num_blocks); b++)
+        write_block(to, columns, first + b * TILE_SIDE, rows.rows_of(b), all_sums + b * BLOCK_SUMS);
     }
   }
 }
@@ -335,16 +344,16 @@ class GroupedProduct {
 };
 
 template <class Group>
-void multiply_grouped(const Weight& weight, const Writer& to, int panel, int first) {
+void multiply_grouped(const Weight& weight, const Writer& to, const Columns& columns, int first) {
   const PackedRows& rows = scratch.rows;
-  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
+  const char* w = weight.data + columns.panel * panel_bytes(weight.format, weight.k);
   const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
-  constexpr int BLOCK_SUMS = TILE_SIDE * PANEL;
   float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
   std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
   TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
-  Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES, ceil_div(Group::BYTES / 64, num_blocks)};
+  Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES,
+                 ceil_div(Group::BYTES / 64, num_blocks)};
   for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
     for (int block = 0; block + 1 < num_blocks; block += 2)
       GroupedProduct<Group, 2, 16>(w, rows, block, vector, sums + block * BLOCK_SUMS).run(ahead);
@@ -358,19 +367,19 @@ void multiply_grouped(const Weight& weight, const Writer& to, int panel, int fir
       GroupedProduct<Group, 1, 16>(w, rows, block, 0, last).run(ahead);
   }
   for (int block = 0; block < num_blocks; block++)
-    write_block(to, panel, first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
+    write_block(to, columns, first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
 }
 
 }  // namespace
 
-void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
-                       int last, uint64_t stage) {
+void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
+                       const Columns& columns, int first, int last, uint64_t stage) {
   const int size = weight.format == BF16 ? weight.k : padded_k(weight.format, weight.k);
   scratch.rows.pack(x, weight.format, size, first, last, stage);
   switch (weight.format) {
-    case BF16: return multiply_bf16(weight, to, panel, first);
-    case Q8: return multiply_grouped<GroupQ8>(weight, to, panel, first);
-    default: return multiply_grouped<GroupQ4>(weight, to, panel, first);
+    case BF16: return multiply_bf16(weight, to, columns, first);
+    case Q8: return multiply_grouped<GroupQ8>(weight, to, columns, first);
+    default: return multiply_grouped<GroupQ4>(weight, to, columns, first);
   }
 }
 

@@ -10,8 +10,8 @@ namespace remora {
 
 #if REMORA_TILES
 // As `multiply_panel`, for formats other than F32.
-void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
-                       int last, uint64_t stage);
+void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
+                       const Columns& columns, int first, int last, uint64_t stage);
 #endif
 
 }  // namespace remora
