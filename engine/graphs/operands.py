@@ -38,7 +38,7 @@ class Operand:
     ) -> Operand:
         """Allocate rows.
 
-        format:     of the rows as read
+        format:     of the weight that they are multiplied with
         in_floats:  written as float32, even if read in groups
         """
 

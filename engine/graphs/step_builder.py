@@ -123,7 +123,7 @@ class StepProgramBuilder:
                 page_size=shape.page_size,
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
-                is_bf16=self._model.dtype == torch.bfloat16,
+                format=Format.of(self._model.dtype),
                 is_windowed=is_windowed,
             )
 
@@ -258,7 +258,7 @@ class StepProgramBuilder:
             self._config,
             max_tokens=self._shape.max_tokens,
             format=self._format,
-            is_bf16=self._model.dtype == torch.bfloat16,
+            plain=Format.of(self._model.dtype),
             arena=self._arena,
             multiply=self._multiply,
         )
@@ -355,7 +355,7 @@ class StepProgramBuilder:
         activation: Activation = Activation.LINEAR,
     ) -> None:
         """Add the product with a layer's weight and its adapters, if any."""
-        weight = self._pack(linear, x.rows.format, gated=epilogue is Epilogue.GATED)
+        weight = self._pack(linear, self._format, gated=epilogue is Epilogue.GATED)
         self._add_product(x, weight, linear.adapters, out, epilogue, activation=activation)
 
     def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:

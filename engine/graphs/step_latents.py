@@ -42,14 +42,14 @@ class LatentSteps:
         *,
         max_tokens: int,
         format: Format,
-        is_bf16: bool,
+        plain: Format,
         arena: Arena,
         multiply: Multiply,
     ) -> None:
         """See `add`.
 
-        format:    of the inputs of the layers' products
-        is_bf16:   whether per-head weights are bfloat16, not float32
+        format:    of the weights of the layers' products
+        plain:     of per-head weights, which are not quantised
         multiply:  adds a product with a layer
         """
         latent = config.attention.latent
@@ -60,7 +60,7 @@ class LatentSteps:
         self._row = latent.size + latent.rotary_size
         self._query_size = heads * (latent.key_size + latent.rotary_size)
         self._steps = whole_panels(latent.size), whole_panels(latent.value_size)
-        self._plain = Format.BF16 if is_bf16 else Format.F32
+        self._plain = plain
         first = latent.query_rank or self._query_size
 
         def rows(size: int) -> Rows:

@@ -31,7 +31,6 @@ from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.cpu.sampling import NativeSampling
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-FORMATS = {"bfloat16": Format.BF16, "float32": Format.F32}
 QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
 
 
@@ -115,10 +114,6 @@ def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> No
         raise NativeUnavailable(
             f"native kernels run a model on one rank, and parallel.tp_size * pp_size is {num_ranks}"
         )
-    if plan.dtype not in FORMATS:
-        raise NativeUnavailable(
-            f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
-        )
     if plan.page_size % 16:
         raise NativeUnavailable(
             f"native kernels need pages of a multiple of 16 tokens, and engine.page_size is "
@@ -137,7 +132,7 @@ def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
 def _native(
     model: DecoderModel, plan: EnginePlan, table: InputBatch, library: Library, fill: Fill
 ) -> BuiltForward:
-    plain = FORMATS[plan.dtype]
+    plain = Format.of(DTYPES[plan.dtype])
     layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
     shape = StepShape(
         max_tokens=plan.max_step_tokens,

@@ -17,7 +17,7 @@ from remora.kernels.cpu.structs import (
     struct_of,
 )
 from remora.kernels.lora import LowRankSlots
-from remora.kernels.memory import buffer, is_bf16
+from remora.kernels.memory import buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Rows:
 
     @staticmethod
     def allocate(team: Team, format: Format, num_rows: int, k: int) -> Rows:
-        """Allocate rows of k values each."""
+        """Allocate rows of k values each, for products with weights of a format."""
+        format = format.of_rows
         padded = team.library.padded_k(format, k)
         dtype = {Format.F32: torch.float32, Format.BF16: torch.bfloat16}.get(format, torch.int8)
         groups = (num_rows, padded // team.library.group_size(format))
@@ -79,7 +80,7 @@ class Updates:
         return LowRankStruct(
             a=slots.a.data_ptr(),
             b=slots.b.data_ptr(),
-            is_bf16=is_bf16(slots.a),
+            format=Format.of(slots.a.dtype),
             inputs=slots.a.shape[2],
             outputs=slots.bounds[-1],
             num_parts=len(slots.bounds) - 1,
@@ -96,11 +97,12 @@ class PagedCache:
     """K and V of all layers, in pages with the layout of src/attention.h.
 
     data:         [num_layers, num_pages, bytes of a page]; the caller reserves page 0 for padding
+    format:       of its numbers; not grouped
     is_windowed:  page ids come from the batch's window tables
     """
 
     data: Tensor
-    is_bf16: bool
+    format: Format
     page_size: int
     num_kv_heads: int
     head_dim: int
@@ -115,19 +117,19 @@ class PagedCache:
         page_size: int,
         num_kv_heads: int,
         head_dim: int,
-        is_bf16: bool,
+        format: Format,
         is_windowed: bool = False,
     ) -> PagedCache:
         """Allocate zeroed pages; `page_size` is a multiple of 16."""
         if page_size % 16:
             raise ValueError(f"page_size must be a multiple of 16, not {page_size}")
         shape = CacheStruct(
-            is_bf16=is_bf16, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim
+            format=format, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim
         )
         page_bytes = team.library.page_bytes(byref(shape))
         return PagedCache(
             data=buffer((num_layers, num_pages, page_bytes), torch.uint8),
-            is_bf16=is_bf16,
+            format=format,
             page_size=page_size,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

@@ -30,14 +30,14 @@ def multiply_heads(
     out: Tensor,
     out_step: int,
 ) -> None:
-    """Multiply each head of rows [T, heads * x_step] with its own F32 or BF16 weight.
+    """Multiply each head of rows [T, heads * x_step] with its own weight, which is not grouped.
 
     out:  [T, heads * out_step] float32; out_step is at least `weight.out_columns`
     """
     weight = weights[0]
     heads = len(weights)
     if (
-        x.format is not weight.format
+        x.format is not weight.format.of_rows
         or x.format.is_grouped
         or x.values.shape[1] < heads * x_step
         or out.shape[1] < heads * out_step

@@ -10,6 +10,8 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
+import torch
+
 from remora.kernels.cpu.build import NativeUnavailable
 from remora.kernels.cpu.structs import (
     MIRRORED,
@@ -32,17 +34,40 @@ from remora.kernels.cpu.structs import (
 
 
 class Format(IntEnum):
-    """Number formats of packed weights; see src/linear.h."""
+    """Number formats of packed weights, rows and tensors; see src/format.h."""
 
     F32 = 0
     BF16 = 1
-    Q8 = 2
-    Q4 = 3
+    F16 = 2
+    Q8 = 3
+    Q4 = 4
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> Format:
+        """Return the format of a tensor's numbers. Raises TypeError for a dtype without one."""
+        try:
+            return _FORMATS[dtype]
+        except KeyError:
+            raise TypeError(
+                f"expected a float32, bfloat16 or float16 tensor, got {dtype}"
+            ) from None
 
     @property
     def is_grouped(self) -> bool:
         """Whether weights and activations are quantised in groups."""
         return self in (Format.Q8, Format.Q4)
+
+    @property
+    def of_rows(self) -> Format:
+        """Format of the rows that a weight of this format is multiplied with."""
+        return Format.F32 if self is Format.F16 else self
+
+
+_FORMATS = {
+    torch.float32: Format.F32,
+    torch.bfloat16: Format.BF16,
+    torch.float16: Format.F16,
+}
 
 
 class Epilogue(IntEnum):

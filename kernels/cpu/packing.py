@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remora.kernels.cpu.library import LANES, PANEL, Format, Team
 from remora.kernels.cpu.structs import WeightStruct, struct_of
-from remora.kernels.memory import Arena, is_bf16
+from remora.kernels.memory import Arena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def pack(
     gated: bool = False,
     spent: bool = False,
 ) -> PackedWeight:
-    """Pack a weight [n, k] of bfloat16 or float32, quantising it for grouped formats.
+    """Pack a weight [n, k] of bfloat16, float16 or float32, quantising it for grouped formats.
 
     bias:   [n] or None
     arena:  allocator of the packed weight's memory
@@ -78,7 +78,12 @@ def pack(
     )
     source = weight.contiguous()
     team.library.pack(
-        team.pointer, byref(packed.struct()), source.data_ptr(), is_bf16(source), gated, spent
+        team.pointer,
+        byref(packed.struct()),
+        source.data_ptr(),
+        Format.of(source.dtype),
+        gated,
+        spent,
     )
     return packed
 

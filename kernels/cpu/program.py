@@ -82,7 +82,8 @@ class Program:
 
         by_position:  look up the position instead of the id, and add the result to `out`
         """
-        self.add("embed", table, is_bf16(table), table.shape[1], by_position, out, out.shape[1])
+        format = Format.of(table.dtype)
+        self.add("embed", table, format, table.shape[1], by_position, out, out.shape[1])
 
     def norm(
         self,
@@ -277,7 +278,7 @@ def output_of(
 ) -> OutputStruct:
     """Describe a product's output. Raises ValueError unless rows, weight and out fit together."""
     if (
-        x.format != weight.format
+        x.format != weight.format.of_rows
         or x.values.shape[1] < weight.k
         or out.shape[1] < weight.out_columns
     ):

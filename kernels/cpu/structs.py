@@ -83,7 +83,8 @@ class CacheStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        *_of(c_bool, "is_bf16", "is_windowed"),
+        ("format", c_int),
+        ("is_windowed", c_bool),
         *_of(c_int, "num_pages", "page_size", "num_kv_heads", "head_dim"),
     )
 
@@ -137,8 +138,7 @@ class LowRankStruct(Structure):
 
     _fields_ = (
         *_of(c_void_p, "a", "b"),
-        ("is_bf16", c_bool),
-        *_of(c_int, "inputs", "outputs", "num_parts", "max_rank"),
+        *_of(c_int, "format", "inputs", "outputs", "num_parts", "max_rank"),
         *_of(c_void_p, "ranks", "bounds", "shrunk"),
         ("stride", c_int),
     )

@@ -25,11 +25,11 @@ from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import load_model
-from remora.engine.runner.forward import FORMATS, QUANTIZED_FORMATS
+from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.weights.resolve_model import resolve_model
 from remora.kernels.cpu.build import load_library
-from remora.kernels.cpu.library import Library, Team
+from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.lora import LowRankSlots
 
 BATCH, CONTEXT, CHUNK, PAGE_SIZE = 16, 256, 512, 16
@@ -57,7 +57,7 @@ def add_adapters(model: DecoderModel, rank: int, max_rank: int) -> list[LowRankS
 
 def build(model: DecoderModel, quantization: str, num_threads: int) -> StepProgram:
     """Build a program for whole batches, with a team of its own."""
-    plain = FORMATS[str(model.dtype).removeprefix("torch.")]
+    plain = Format.of(model.dtype)
     layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (plain, plain))
     table = InputBatch(max_rows=BATCH, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
     table.tables[:, :PAGES] = 1 + np.arange(BATCH * PAGES).reshape(BATCH, PAGES)

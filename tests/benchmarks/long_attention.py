@@ -20,7 +20,7 @@ from remora.configs.environment import cache_dir
 from remora.deployments.bench.machine import describe_machine
 from remora.kernels.cpu.buffers import Batch, PagedCache
 from remora.kernels.cpu.build import load_library
-from remora.kernels.cpu.library import Library, Team
+from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.cpu.program import Program
 
 HEADS, HEAD_DIM, PAGE_SIZE = 4, 128, 16
@@ -39,7 +39,7 @@ def make_program(team: Team, num_tokens: int, num_layers: int) -> Program:
         page_size=PAGE_SIZE,
         num_kv_heads=1,
         head_dim=HEAD_DIM,
-        is_bf16=True,
+        format=Format.BF16,
     )
     cache.data.view(torch.bfloat16).normal_()
     qkv, out = torch.randn(1, (HEADS + 2) * HEAD_DIM), torch.empty(1, HEADS * HEAD_DIM)

@@ -29,11 +29,11 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend, ForwardPass
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.forward import DTYPES, FORMATS, QUANTIZED_FORMATS
+from remora.engine.runner.forward import DTYPES, QUANTIZED_FORMATS
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.build import load_library
-from remora.kernels.cpu.library import Library, Team
+from remora.kernels.cpu.library import Format, Library, Team
 
 CONTEXT, PAGE_SIZE = 256, 16
 PAGES = CONTEXT // PAGE_SIZE + 1  # of a row
@@ -142,7 +142,7 @@ def make_native(
         max_positions=PAGES * PAGE_SIZE,
     )
     team = Team(Library(load_library(cache_dir() / "kernels")), threads)
-    layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (FORMATS[dtype],) * 2)
+    layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (Format.of(DTYPES[dtype]),) * 2)
     return StepProgramBuilder(
         make_model(config, DTYPES[dtype]),
         team,
@@ -239,7 +239,7 @@ def main() -> None:
     """Measure one model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="gemma3", choices=MODELS)
-    parser.add_argument("--dtype", default="bfloat16", choices=FORMATS)
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--quantization", default="none", choices=("none", *QUANTIZED_FORMATS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=1)

@@ -11,20 +11,21 @@ namespace {
 
 class Packing : public Job {
  public:
-  Packing(const Weight& weight, const void* from, bool is_bf16, bool gated, bool spent)
-      : weight_(weight), from_(from), is_bf16_(is_bf16), gated_(gated), spent_(spent) {}
+  Packing(const Weight& weight, const void* from, Format source, bool gated, bool spent)
+      : weight_(weight), from_(from), source_(source), gated_(gated), spent_(spent) {}
   int num_stages() const override { return 1; }
   int num_chunks(int) const override { return weight_.num_panels; }
   void run_chunk(int, int panel, int) override {
     char* to = const_cast<char*>(weight_.data) + panel * panel_bytes(weight_.format, weight_.k);
-    pack_panel(weight_.format, from_, is_bf16_, weight_.n, weight_.k, gated_, panel, to);
-    if (spent_) give_back_panel(from_, is_bf16_, weight_.n, weight_.k, gated_, panel);
+    pack_panel(weight_.format, from_, source_, weight_.n, weight_.k, gated_, panel, to);
+    if (spent_) give_back_panel(from_, source_, weight_.n, weight_.k, gated_, panel);
   }
 
  private:
   const Weight& weight_;
   const void* from_;
-  const bool is_bf16_, gated_, spent_;
+  const Format source_;
+  const bool gated_, spent_;
 };
 
 template <class T, class... Values>
@@ -103,10 +104,10 @@ void* remora_team_new(int num_threads) {
 }
 void remora_team_free(void* team) { delete (Team*)team; }
 
-// spent: `from` has no reader afterwards
-void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated,
+// source: format of `from`; spent: `from` has no reader afterwards
+void remora_pack(void* team, const Weight* weight, const void* from, int source, int gated,
                  int spent) {
-  Packing job(*weight, from, is_bf16, gated, spent);
+  Packing job(*weight, from, (Format)source, gated, spent);
   ((Team*)team)->run(job);
 }
 
@@ -117,9 +118,9 @@ void* remora_program_new(void* team, const Batch* batch) {
 }
 void remora_program_free(void* program) { delete (Program*)program; }
 
-void remora_add_embed(void* program, const void* table, int is_bf16, int size, int by_position,
+void remora_add_embed(void* program, const void* table, int format, int size, int by_position,
                       float* stream, int stride) {
-  add<Embed>(program, table, is_bf16, size, by_position, stream, stride);
+  add<Embed>(program, table, (Format)format, size, by_position, stream, stride);
 }
 void remora_add_norm(void* program, int on_logits, const float* x, int stride,
                      const NormWeights* weights, int format, const Rows* out, int adds) {

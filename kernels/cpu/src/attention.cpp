@@ -13,10 +13,21 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
 constexpr int SCORES_STRIDE = PARTITION_TOKENS + LANES;  // rows begin in different sets of the cache
 
-// Replaces NaN and infinities, which would survive a multiplication by 0.
+// Replaces NaN and what would round to infinity: both survive a multiplication by 0.
+template <class T>
 INLINE vf finite(vf x) {
-  const vf most = splat(3.38e38f);
+  const vf most = splat(std::is_same_v<T, f16> ? 65504.0f : 3.38e38f);
   return min(most, max(-most, x == x ? x : vf{}));
+}
+
+// Calls body(step of the products with K and V of a format).
+template <class Body>
+INLINE void with_step(Format format, Body&& body) {
+  switch (format) {
+    case BF16: return body(StepBF16{});
+    case F16: return body(StepF16{});
+    default: return body(StepF32{});
+  }
 }
 
 // Elements of a query: whole tiles.
@@ -40,10 +51,7 @@ INLINE vf load_some(const float* from, int count) {
 template <class T>
 INLINE void store_some(T* to, vf x, int count) {
   T values[LANES];
-  if constexpr (sizeof(T) == 2)
-    store(values, narrow(x));
-  else
-    store(values, x);
+  store(values, round_to<T>(x));
   if (count == LANES)
     memcpy(to, values, sizeof(values));
   else
@@ -52,21 +60,21 @@ INLINE void store_some(T* to, vf x, int count) {
 
 template <class Step>
 void store_rows(const KvCache& cache, char* keys, const float* key, const float* value, int offset) {
-  typedef typename Step::element T;
+  typedef typename Step::stored T;
   const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
   T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim + lane * Step::K;
   T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
   v += lane / Step::K * dim * Step::K;
   for_vectors(cache.head_dim, [&](int first, int count) {
     T keys_of[LANES];
-    store_some(keys_of, finite(load_some(key + first, count)), LANES);
-    for (int i = 0; i < LANES; i += Step::K)  // 4 bytes
+    store_some(keys_of, finite<T>(load_some(key + first, count)), LANES);
+    for (int i = 0; i < LANES; i += Step::K)
       memcpy(k + (first + i) * GROUP_TOKENS, keys_of + i, Step::K * sizeof(T));
-    const vf values = finite(load_some(value + first, count));
+    const vf values = finite<T>(load_some(value + first, count));
     if constexpr (Step::K == 2)
       store_halves(v + first * 2, narrow(values), lane % 2);
     else
-      store(v + first, values);
+      store_some(v + first, values, LANES);
   });
 }
 
@@ -213,7 +221,7 @@ class Block {
     for (int group = 0; group < num_groups_; group++) {
       const int64_t at = from + group * GROUP_TOKENS;
       const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
-      keys_[group] = cache_.keys(a_.layer, page, kv_head_) + offset * dim_ * sizeof(T);
+      keys_[group] = cache_.keys(a_.layer, page, kv_head_) + offset * dim_ * sizeof(typename Step::stored);
     }
     constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
     for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
@@ -225,7 +233,8 @@ class Block {
     vf scores[MR][VECTORS];
     for (int vector = 0; vector < VECTORS; vector += TILE_VECTORS) {
       vf acc[MR][TILE_VECTORS] = {};
-      dot_columns<Step, MR, TILE_VECTORS>(acc, queries, query_dim_, keys_ + vector, 64, dim_ / Step::K);
+      dot_columns<Step, MR, TILE_VECTORS>(acc, queries, query_dim_, keys_ + vector, Step::BYTES,
+                                         dim_ / Step::K);
       UNROLL for (int r = 0; r < MR; r++)
         UNROLL for (int v = 0; v < TILE_VECTORS; v++) scores[r][vector + v] = acc[r][v];
     }
@@ -413,10 +422,7 @@ class Block {
     UNROLL for (int v = 0; v < VECTORS; v++) {
       const vf p = exp2(s[v] - now);
       sum += p;
-      if constexpr (sizeof(T) == 2)
-        store(weights + v * LANES, narrow(p));
-      else
-        store(weights + v * LANES, p);
+      store(weights + v * LANES, round_to<T>(p));
     }
     store(&scratch_.sums[row * LANES], sum);
     return shrink;
@@ -444,9 +450,9 @@ class Block {
     for (int group = 0; group < num_groups_; group++) {
       const char* columns[NV];
       UNROLL for (int v = 0; v < NV; v++)
-        columns[v] = keys_[group] + cache_.half_bytes() + (vector + v) * 64;
+        columns[v] = keys_[group] + cache_.half_bytes() + (vector + v) * Step::BYTES;
       dot_columns<Step, MR, NV>(acc, weights + group * GROUP_TOKENS, TILE_TOKENS, columns,
-                                (int64_t)dim_ * 4, GROUP_TOKENS / Step::K);
+                                (int64_t)(dim_ / LANES) * Step::BYTES, GROUP_TOKENS / Step::K);
     }
     UNROLL for (int r = 0; r < MR; r++)
       UNROLL for (int v = 0; v < NV; v++)
@@ -499,10 +505,9 @@ void store_kv(const KvCache& cache, int layer, const float* key, const float* va
   for (int head = 0; head < cache.num_kv_heads; head++) {
     char* keys = cache.keys(layer, slot / cache.page_size, head);
     const int offset = (int)(slot % cache.page_size), at = head * cache.head_dim;
-    if (cache.is_bf16)
-      store_rows<StepBF16>(cache, keys, key + at, value + at, offset);
-    else
-      store_rows<StepF32>(cache, keys, key + at, value + at, offset);
+    with_step(cache.format, [&](auto step) {
+      store_rows<decltype(step)>(cache, keys, key + at, value + at, offset);
+    });
   }
 }
 
@@ -521,10 +526,9 @@ namespace {
 template <class Body>
 void with_block(const Attention& attention, const Batch& batch, const Queries& queries,
                 AttentionScratch& scratch, Body&& body) {
-  if (attention.cache.is_bf16)
-    body(Block<StepBF16>(attention, batch, queries, scratch));
-  else
-    body(Block<StepF32>(attention, batch, queries, scratch));
+  with_step(attention.cache.format, [&](auto step) {
+    body(Block<decltype(step)>(attention, batch, queries, scratch));
+  });
 }
 
 }  // namespace

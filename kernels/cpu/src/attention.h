@@ -4,7 +4,7 @@
 // weight, so that both products of attention read them sequentially:
 //   K  [page_size / 16][head_dim / W][16 tokens][W]
 //   V  [page_size / 16][16 tokens / W][head_dim][W]
-// where W values make 4 bytes (1 float, 2 bf16) and head_dim is padded to 16.
+// where W is 2 for bf16 and 1 for float and f16, and head_dim is padded to 16.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
 // maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
@@ -16,7 +16,7 @@
 
 #include "batch.h"
 #include "buffer.h"
-#include "simd.h"
+#include "format.h"
 #include "tile.h"
 
 namespace remora {
@@ -28,7 +28,7 @@ constexpr int MAX_BLOCK_ROWS = HAS_TILES ? 64 : 48;
 
 struct KvCache {
   char* data;  // [layers][pages][kv heads][K, V]
-  bool is_bf16;
+  Format format;  // plain
   bool is_windowed;  // windowed layers with page tables of their own
   int num_pages, page_size, num_kv_heads, head_dim;
 
@@ -40,7 +40,7 @@ struct KvCache {
            batch.table_rows[sequence] * batch.table_stride;
   }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
-  int64_t half_bytes() const { return (int64_t)page_size * padded_dim() * (is_bf16 ? 2 : 4); }
+  int64_t half_bytes() const { return (int64_t)page_size * padded_dim() * number_bytes(format); }
   int64_t page_bytes() const { return 2 * num_kv_heads * half_bytes(); }
   char* keys(int layer, int64_t page, int head) const {
     return data + ((int64_t)layer * num_pages + page) * page_bytes() + 2 * head * half_bytes();

@@ -33,7 +33,7 @@ class Division {
   // narrowest: fewest vectors of columns in a chunk
   Division(const Weight& weight, int num_panels, int narrowest, int num_rows, int num_threads)
       : num_panels_(num_panels), num_rows_(num_rows),
-        packs_rows_(HAS_TILES && weight.format != F32) {
+        packs_rows_(uses_tiles(weight.format)) {
     const int many_rows = packs_rows_ ? 128 : 16;  // of a thread; tiles multiply several times as fast
     const int product_rows = packs_rows_ ? 256 : 192;  // of a chunk
     constexpr int WIDE_ROWS = 32;  // whose arithmetic takes as long as reading the weight

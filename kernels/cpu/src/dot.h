@@ -7,17 +7,29 @@
 
 namespace remora {
 
-// One step of k, 4 bytes wide: its number of values and their accumulation.
+// One step of k: its number of values, 4 bytes wide in rows, and their accumulation. 16 columns are
+// stored in BYTES.
 struct StepF32 {
-  typedef float element;
-  static constexpr int K = 1;
+  typedef float element, stored;
+  static constexpr int K = 1, BYTES = 64;
+  static INLINE ri columns(const char* from) { return load<ri>(from); }
   static INLINE rf add(rf acc, ri x, ri w) { return fma((rf)x, (rf)w, acc); }
 };
 
 struct StepBF16 {
-  typedef bf16 element;
-  static constexpr int K = 2;
+  typedef bf16 element, stored;
+  static constexpr int K = 2, BYTES = 64;
+  static INLINE ri columns(const char* from) { return load<ri>(from); }
   static INLINE rf add(rf acc, ri x, ri w) { return dot_bf16(acc, x, w); }
+};
+
+// Columns are widened, and rows are floats: nothing overflows that is finite in float32.
+struct StepF16 {
+  typedef float element;
+  typedef f16 stored;
+  static constexpr int K = 1, BYTES = 32;
+  static INLINE ri columns(const char* from) { return (ri)widen_f16(load<ruh>(from)); }
+  static INLINE rf add(rf acc, ri x, ri w) { return fma((rf)x, (rf)w, acc); }
 };
 
 // Split vectors into registers, and join them again.
@@ -48,7 +60,7 @@ INLINE void dot_columns(vf (&sums)[MR][NV], const typename Step::element* rows, 
   for (int step = 0; step < steps; step++) {
     ri column[N];
     UNROLL for (int v = 0; v < N; v++)
-      column[v] = load<ri>(at[v / PARTS] + step * column_step + v % PARTS * REGISTER);
+      column[v] = Step::columns(at[v / PARTS] + step * column_step + v % PARTS * (Step::BYTES / PARTS));
     UNROLL for (int r = 0; r < MR; r++) {
       const ri value = spread_word(rows + r * stride + step * Step::K);
       UNROLL for (int v = 0; v < N; v++) acc[r][v] = Step::add(acc[r][v], value, column[v]);

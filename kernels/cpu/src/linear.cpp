@@ -14,11 +14,11 @@ template <class Step, int MR, int NV>
 void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel, int vector,
                 int row) {
   const auto* rows = (const typename Step::element*)x.values + (int64_t)row * x.stride;
-  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k) + vector * 64;
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
   const char* columns[NV];
-  UNROLL for (int v = 0; v < NV; v++) columns[v] = w + v * 64;
+  UNROLL for (int v = 0; v < NV; v++) columns[v] = w + (vector + v) * Step::BYTES;
   vf acc[MR][NV] = {};
-  dot_columns<Step, MR, NV>(acc, rows, x.stride, columns, PANEL * 4,
+  dot_columns<Step, MR, NV>(acc, rows, x.stride, columns, PANEL_VECTORS * Step::BYTES,
                             padded_k(weight.format, weight.k) / Step::K);
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, acc);
 }
@@ -160,11 +160,12 @@ void multiply_panel(const Weight& weight, const Rows& x, const Output& out, cons
                     int first, int last, const Updates* updates, uint64_t stage) {
   const Writer to{weight, out, updates};
 #if REMORA_TILES
-  if (weight.format != F32) return multiply_by_tiles(weight, x, to, columns, first, last, stage);
+  if (uses_tiles(weight.format)) return multiply_by_tiles(weight, x, to, columns, first, last, stage);
 #endif
   switch (weight.format) {
     case F32: return multiply_plain<StepF32>(weight, x, to, columns, first, last);
     case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
+    case F16: return multiply_plain<StepF16>(weight, x, to, columns, first, last);
     case Q8: return multiply_grouped<GroupQ8>(weight, x, to, columns, first, last);
     case Q4: return multiply_grouped<GroupQ4>(weight, x, to, columns, first, last);
   }

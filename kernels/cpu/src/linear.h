@@ -7,6 +7,7 @@
 // Formats
 //   F32   [k][64] float
 //   BF16  [k / 2][64][2] bf16
+//   F16   [k][64] f16; rows are F32
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
@@ -20,8 +21,8 @@
 #pragma once
 
 #include "activation.h"
+#include "format.h"
 #include "low_rank.h"
-#include "simd.h"
 #include "tile.h"
 
 namespace remora {
@@ -29,13 +30,14 @@ namespace remora {
 constexpr int PANEL = 64;
 constexpr int PANEL_VECTORS = PANEL / LANES;
 
-enum Format : int { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3 };
+// Whether products with a weight of this format use tile registers.
+inline bool uses_tiles(Format format) { return HAS_TILES && (format == BF16 || is_grouped(format)); }
 
 inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
 
 // k padded to whole steps or groups; padding of activations is 0.
 inline int padded_k(Format format, int k) {
-  const int unit = format == F32 ? 1 : format == BF16 ? (HAS_TILES ? 32 : 2) : group_size(format);
+  const int unit = is_grouped(format) ? group_size(format) : format != BF16 ? 1 : HAS_TILES ? 32 : 2;
   return (k + unit - 1) / unit * unit;
 }
 
@@ -44,6 +46,7 @@ inline int64_t panel_bytes(Format format, int k) {
   switch (format) {
     case F32: return kp * PANEL * 4;
     case BF16: return kp * PANEL * 2;
+    case F16: return kp * PANEL * 2;
     case Q8: return kp * PANEL + kp / 64 * PANEL * 2;
     default: return kp * PANEL / 2 + kp / 32 * PANEL * 4;
   }
@@ -116,14 +119,14 @@ inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates)
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, const Columns& columns,
                     int first, int last, const Updates* updates, uint64_t stage);
 
-// Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the first n / 2 rows
+// Fill panel `panel` of `to` from rows [n][k] of a plain format. With `gated`, the first n / 2 rows
 // are the gate's and the others up's; their columns are packed alternately in blocks of 16.
-void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
+void pack_panel(Format format, const void* from, Format source, int n, int k, bool gated, int panel,
                 char* to);
 
 // Return to the system the whole pages of the rows that make up this panel; their content is
 // undefined afterwards.
-void give_back_panel(const void* from, bool is_bf16, int n, int k, bool gated, int panel);
+void give_back_panel(const void* from, Format source, int n, int k, bool gated, int panel);
 
 // Quantise one row of k floats into int8 groups.
 void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,

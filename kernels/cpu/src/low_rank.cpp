@@ -17,8 +17,10 @@ constexpr int DOT_ROWS = 2, DOT_RANKS = 2;
 
 INLINE float number(float x) { return x; }
 INLINE float number(bf16 x) { return widen(x); }
+INLINE float number(f16 x) { return widen(x); }
 INLINE rf numbers(const float* from) { return load<rf>(from); }
 INLINE rf numbers(const bf16* from) { return widen(load<ruh>(from)); }
+INLINE rf numbers(const f16* from) { return widen_f16(load<ruh>(from)); }
 
 // acc[r][j] += x[r] * a[j], lane by lane, for 16 values at offset `at` of x[r] and of row j of A.
 template <class X, class A, int MR, int RANKS>
@@ -228,10 +230,9 @@ void AdapterRows::find(const int32_t* adapters, const int32_t* tokens, int num_r
 
 void shrink(const LowRank& low, const AdapterRows::Block& block, int part, int first, int last,
             const void* x, bool x_is_bf16, int64_t x_stride) {
-  if (low.is_bf16)
-    shrink_as<bf16>(low, block, part, first, last, x, x_is_bf16, x_stride);
-  else
-    shrink_as<float>(low, block, part, first, last, x, x_is_bf16, x_stride);
+  with_number(low.format, [&](auto number) {
+    shrink_as<decltype(number)>(low, block, part, first, last, x, x_is_bf16, x_stride);
+  });
 }
 
 void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input) {
@@ -240,15 +241,14 @@ void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input)
     int64_t at = ((int64_t)slot * low.num_parts + part) * low.max_rank * low.inputs + input;
     float* to = low.shrunk_of(row, part);
     for (int j = 0; j < low.ranks[slot]; j++, at += low.inputs)
-      to[j] = low.is_bf16 ? number(((const bf16*)low.a)[at]) : ((const float*)low.a)[at];
+      to[j] = number_at(low.format, low.a, at);
   }
 }
 
 void Updates::expand(int64_t row, int num_rows, int column, float* sums) const {
-  if (low.is_bf16)
-    expand_as<bf16>(*this, row, num_rows, column, sums);
-  else
-    expand_as<float>(*this, row, num_rows, column, sums);
+  with_number(low.format, [&](auto number) {
+    expand_as<decltype(number)>(*this, row, num_rows, column, sums);
+  });
 }
 
 }  // namespace remora

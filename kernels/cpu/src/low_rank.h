@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "simd.h"
+#include "format.h"
 
 namespace remora {
 
@@ -20,7 +20,7 @@ namespace remora {
 struct LowRank {
   const void* a;          // [slots][parts * max_rank][inputs]
   const void* b;          // [slots][outputs / COLUMNS][max_rank][COLUMNS], padded with zeros
-  bool is_bf16;           // format of a and b; otherwise float
+  Format format;          // of a and b
   int inputs, outputs, num_parts, max_rank;
   const int32_t* ranks;   // [slots] largest rank in use of any part
   const int32_t* bounds;  // [parts + 1] first column of each part

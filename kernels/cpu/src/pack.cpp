@@ -12,7 +12,7 @@ namespace {
 // Rows of a checkpoint's weight, read as floats; zeros outside.
 struct Source {
   const void* from;
-  bool is_bf16;
+  Format format;
   int n, k;
   bool gated;
 
@@ -26,8 +26,7 @@ struct Source {
 
   float at(int row, int at_k) const {
     if (row < 0 || at_k >= k) return 0.0f;
-    const int64_t index = (int64_t)row * k + at_k;
-    return is_bf16 ? widen(((const bf16*)from)[index]) : ((const float*)from)[index];
+    return number_at(format, from, (int64_t)row * k + at_k);
   }
 };
 
@@ -57,12 +56,21 @@ struct Values {
 void pack_bf16_column(const Source& source, int row, int column, char* panel) {
   const int padded = padded_k(BF16, source.k);
   const auto place = [&](int i) { return panel + step_offset(BF16, padded / 2, i / 2, column); };
-  if (source.is_bf16 && row >= 0 && source.k == padded) {  // copied unchanged, two values at a time
+  if (source.format == BF16 && row >= 0 && source.k == padded) {  // copied unchanged, two values at a time
     const auto* pairs = (const char*)source.from + (int64_t)row * source.k * 2;
     for (int i = 0; i < padded; i += 2) __builtin_memcpy(place(i), pairs + i * 2, 4);
     return;
   }
   for (int i = 0; i < padded; i++) ((bf16*)place(i))[i % 2] = narrow(source.at(row, i));
+}
+
+void pack_f16_column(const Source& source, int row, int column, f16* panel) {
+  if (source.format == F16 && row >= 0) {  // copied unchanged
+    const f16* values = (const f16*)source.from + (int64_t)row * source.k;
+    for (int i = 0; i < source.k; i++) panel[i * PANEL + column] = values[i];
+    return;
+  }
+  for (int i = 0; i < source.k; i++) panel[i * PANEL + column] = narrow_f16(source.at(row, i));
 }
 
 // The scale is rounded before the division, so its rounding adds no error.
@@ -94,9 +102,9 @@ void pack_q4_column(const Source& source, int row, int start, int column, char* 
 
 }  // namespace
 
-void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
-                char* to) {
-  const Source source{from, is_bf16, n, k, gated};
+void pack_panel(Format format, const void* from, Format source_format, int n, int k, bool gated,
+                int panel, char* to) {
+  const Source source{from, source_format, n, k, gated};
   const int padded = padded_k(format, k);
   for (int column = 0; column < PANEL; column++) {
     const int row = source.row_of(panel * PANEL + column);
@@ -104,6 +112,8 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
       for (int i = 0; i < padded; i++) ((float*)to)[i * PANEL + column] = source.at(row, i);
     } else if (format == BF16) {
       pack_bf16_column(source, row, column, to);
+    } else if (format == F16) {
+      pack_f16_column(source, row, column, (f16*)to);
     } else {
       const int size = group_size(format), bytes = (int)(panel_bytes(format, size));
       for (int start = 0; start < padded; start += size) {
@@ -114,11 +124,11 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
   }
 }
 
-void give_back_panel(const void* from, bool is_bf16, int n, int k, bool gated, int panel) {
+void give_back_panel(const void* from, Format source, int n, int k, bool gated, int panel) {
   const int ranges = gated ? 2 : 1, size = n / ranges, rows = PANEL / ranges;
   const int first = panel * rows, last = first + rows < size ? first + rows : size;
   const auto page = (uintptr_t)sysconf(_SC_PAGESIZE);
-  const uintptr_t row_bytes = (uintptr_t)k * (is_bf16 ? 2 : 4);
+  const uintptr_t row_bytes = (uintptr_t)k * number_bytes(source);
   for (int range = 0; range < ranges; range++) {
     const uintptr_t start = (uintptr_t)from + range * size * row_bytes;
     const uintptr_t begin = (start + first * row_bytes + page - 1) / page * page;

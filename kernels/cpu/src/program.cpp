@@ -69,8 +69,7 @@ void Embed::run_row(const Batch& batch, int row, int) {
   float* to = stream_ + (int64_t)row * stride_;
   const int64_t from = (by_position_ ? batch.positions : batch.token_ids)[row] * size_;
   for (int i = 0; i < size_; i++) {
-    const float value =
-        is_bf16_ ? widen(((const bf16*)table_)[from + i]) : ((const float*)table_)[from + i];
+    const float value = number_at(format_, table_, from + i);
     to[i] = by_position_ ? to[i] + value : value;
   }
 }

@@ -50,14 +50,14 @@ class RowOperation : public Operation {
 // stream[t] = table[token_ids[t]], or stream[t] += table[positions[t]]
 class Embed : public RowOperation {
  public:
-  Embed(const void* table, bool is_bf16, int size, bool by_position, float* stream, int stride)
-      : RowOperation(false), table_(table), is_bf16_(is_bf16), size_(size),
+  Embed(const void* table, Format format, int size, bool by_position, float* stream, int stride)
+      : RowOperation(false), table_(table), format_(format), size_(size),
         by_position_(by_position), stream_(stream), stride_(stride) {}
   void run_row(const Batch& batch, int row, int thread) override;
 
  private:
   const void* table_;
-  const bool is_bf16_;
+  const Format format_;
   const int size_;
   const bool by_position_;
   float* stream_;

@@ -55,6 +55,9 @@ constexpr int TILE_ROWS = 3, GROUPED_ROWS = 1, TILE_VECTORS = 2;
 constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
 typedef uint16_t bf16;  // stored as the upper half of a float
+struct f16 {
+  uint16_t bits;  // of IEEE half precision
+};
 
 template <class V, class T>
 INLINE V load(const T* from) {
@@ -224,6 +227,40 @@ INLINE bf16 narrow(float x) {
   __builtin_memcpy(&bits, &x, 4);
   return x == x ? (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (bf16)0x7fc0;
 }
+
+INLINE rf widen_f16(ruh x) {
+#if defined(__AVX512F__)
+  return (rf)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__AVX2__)
+  return (rf)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+  return (rf)vcvt_f32_f16((float16x4_t)x);
+#else
+  const ru bits = __builtin_convertvector(x, ru), rest = (bits & 0x7fff) << 13;
+  const ru value = (ru)((rf)rest * 0x1p112f);  // biases differ by 112; denormals become normal
+  const ru top = (ru)(rest >= 0x7c00 << 13) & 0x7f800000;  // of infinities and NaN
+  return (rf)(value | top | (bits & 0x8000) << 16);
+#endif
+}
+
+INLINE float widen(f16 x) { return widen_f16(ruh{} + x.bits)[0]; }
+
+// Round to the nearest f16, ties to even: from 65520 on to infinity. NaN stays NaN.
+INLINE vuh narrow_f16(vf x) {
+#if defined(__AVX512F__)
+  return (vuh)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const vu bits = (vu)x, size = bits & 0x7fffffff;
+  const vu normal = (size - (112 << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
+  const vu denormal = (vu)((vf)size + 0.5f) - 0x3f000000;  // 2^-24 is the last bit of 0.5
+  vu rounded = size < 0x38800000 ? denormal : normal;
+  rounded = size < 0x477ff000 ? rounded : vu{} + 0x7c00;
+  rounded = x == x ? rounded : vu{} + 0x7e00;
+  return __builtin_convertvector(rounded | ((bits >> 16) & 0x8000), vuh);
+#endif
+}
+
+INLINE f16 narrow_f16(float x) { return {narrow_f16(x - vf{})[0]}; }
 
 // Sums and maxima over the lanes, in a fixed order.
 INLINE float sum(vf x) {

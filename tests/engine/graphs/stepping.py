@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,11 +27,18 @@ from tests.engine.loaded import load
 from tests.kernels.cpu.products import pack_alone, unpack
 
 PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
-# By `model.quantization`, bfloat16 otherwise; and float32.
+# By `model.quantization`, bfloat16 otherwise; and other number formats.
 MODES = {
     "none": (Format.BF16, Format.BF16),
     **QUANTIZED_FORMATS,
     "float32": (Format.F32, Format.F32),
+    "float16": (Format.F16, Format.F16),
+    "float16 in int8": QUANTIZED_FORMATS["int8"],
+}
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "float16 in int8": torch.float16,
 }
 NO_ADAPTERS: Mapping[int, int] = MappingProxyType({})
 
@@ -118,8 +126,7 @@ def make_native(
     prepare:   what is done with the model before
     """
     layers, head = MODES[mode]
-    dtype = torch.float32 if layers is Format.F32 else torch.bfloat16
-    model = load(path, dtype)
+    model = load(path, DTYPES.get(mode, torch.bfloat16))
     prepare(model)
     table = make_table()
     shape = StepShape(
@@ -147,13 +154,14 @@ def make_eager(
     model = load(path)
     layer_format, head_format = MODES[mode]
     team = Team(library, 1)
+    rounded = partial(round_weight, team, DTYPES.get(mode, torch.bfloat16))
     for block in model.blocks:
         for _, linear in block.linears(""):
-            linear.weight = rounded(team, linear.weight, layer_format)
+            linear.weight = rounded(linear.weight, layer_format)
         if isinstance(block.mlp, Experts):
             for weight in (*block.mlp.gate_up, *block.mlp.down):
-                weight.copy_(rounded(team, weight, layer_format))
-    model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
+                weight.copy_(rounded(weight, layer_format))
+    model.head.linear.weight = rounded(model.head.linear.weight, head_format)
     team.close()
     prepare(model)
     plan = make_plan(page_size=PAGE_SIZE)
@@ -204,7 +212,7 @@ def check_same_bits(make: Callable[[], Stepper]) -> None:
         stepper.forward.close()
 
 
-def rounded(team: Team, weight: Tensor, format: Format) -> Tensor:
+def round_weight(team: Team, dtype: torch.dtype, weight: Tensor, format: Format) -> Tensor:
     if format is Format.F32:
         return weight
-    return unpack(team, pack_alone(team, weight.bfloat16(), None, format)).values.float()
+    return unpack(team, pack_alone(team, weight.to(dtype), None, format)).values.float()

@@ -14,20 +14,41 @@ from torch import Tensor
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.experts import Experts
 from remora.engine.layers.linear import Linear
+from remora.engine.layers.mlp import MLP
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.runner.device import make_attention
+from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
-from tests.engine.graphs.stepping import check_close, check_same_bits, make_native
+from tests.engine.fakes import make_plan
+from tests.engine.graphs.stepping import (
+    NUM_PAGES,
+    PAGE_SIZE,
+    Stepper,
+    check_close,
+    check_same_bits,
+    make_native,
+    make_table,
+)
+from tests.engine.loaded import load
 from tests.engine.models.families import make_family
 from tests.engine.models.test_parity import make_llm, make_prompts
 from tests.tiny_experts import EXPERT_FAMILIES
 
-MODES = ("none", *QUANTIZED_FORMATS)
+MODES = ("none", *QUANTIZED_FORMATS, "float16", "float16 in int8")
 # Norm of what the logits differ by, as a share of their own: what rounding activations costs these
 # small models, which blow up what goes in.
-ERRORS = {"float32": 1e-5, "none": 0.08, "int8": 0.2, "int4": 0.2}
+# With float16 only K, V and the embeddings are rounded.
+ERRORS = {
+    "float32": 1e-5,
+    "none": 0.08,
+    "int8": 0.2,
+    "int4": 0.2,
+    "float16": 0.01,
+    "float16 in int8": 0.2,
+}
 
 
 STEPS = ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20})
@@ -39,6 +60,27 @@ def test_logits_are_close_to_those_of_torch_with_the_same_weights(
     mode: str, family: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     check_close(tiny_checkpoints(family), library, mode, STEPS, ERRORS[mode])
+
+
+def make_large_activations(model: DecoderModel) -> None:
+    """Multiply up projections, and divide down projections, by powers of two."""
+    for block in model.blocks:
+        assert isinstance(block.mlp, MLP)
+        block.mlp.gate_up_proj.weight[block.mlp.gate_up_proj.weight.shape[0] // 2 :] *= 2.0**15
+        block.mlp.down_proj.weight *= 2.0**-10
+
+
+def test_a_float16_model_may_have_activations_beyond_float16(
+    library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama")
+    model = load(path, torch.float16)
+    make_large_activations(model)
+    attention = make_attention(model, make_plan(page_size=PAGE_SIZE), NUM_PAGES)
+    in_torch = Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table())
+    assert not in_torch.step({0: 30}).isfinite().all()
+
+    check_close(path, library, "float16", STEPS, ERRORS["float16"], prepare=make_large_activations)
 
 
 NATIVE_FAMILIES = (
@@ -185,15 +227,22 @@ def generate(llm: LLM, prompts: list[list[int]]) -> Iterator[tuple[list[int], li
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [
+        ("bfloat16", "none"),
+        *(("bfloat16", mode) for mode in QUANTIZED_FORMATS),
+        ("float16", "none"),
+    ],
+)
 def test_generation_is_the_same_to_the_bit_however_the_work_is_cut(
-    mode: str, tiny_checkpoints: TinyCheckpoints
+    mode: str, dtype: str, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     prompts = make_prompts([3, 17, 40, 80, 64, 31])
     make = partial(
         make_llm,
         tiny_checkpoints("llama"),
-        dtype="bfloat16",
+        dtype=dtype,
         quantization=mode,
         cpu_kernels="native",
     )

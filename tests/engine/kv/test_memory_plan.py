@@ -61,9 +61,11 @@ def live_bytes() -> int:
         ("llama", {}, "bfloat16", {}),
         ("llama", WIDE, "float32", {}),
         ("llama", WIDE, "bfloat16", {"cpu_kernels": "torch"}),
+        ("llama", WIDE, "float16", {}),
         ("smollm2", {}, "bfloat16", {}),
         ("qwen3-moe", EXPERTS, "bfloat16", {}),
         ("deepseek-v3", LATENTS, "float32", {}),
+        ("deepseek-v3", LATENTS, "float16", {}),
         ("deepseek-v3", {}, "float32", {"cpu_kernels": "torch"}),
     ],
 )

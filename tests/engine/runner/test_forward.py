@@ -68,7 +68,7 @@ def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> B
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("kernels", ["auto", "native"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_cpu_runs_native_step_programs(
     llama: Path, quantization: str, dtype: str, kernels: str
@@ -79,7 +79,6 @@ def test_a_cpu_runs_native_step_programs(
 
 
 UNCOVERED = [
-    ({"dtype": "float16"}, "model.dtype is float16"),
     ({"page_size": 8}, "engine.page_size is 8"),
 ]
 

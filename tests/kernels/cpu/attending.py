@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import PagedCache
-from remora.kernels.cpu.library import Team
+from remora.kernels.cpu.library import Format, Team
 from remora.kernels.cpu.program import Program
 from tests.kernels.cpu.products import GUARD, make_batch
 
 MAX_TOKENS = 1024
-MOST = {torch.float32: 3.3e38, torch.bfloat16: torch.finfo(torch.bfloat16).max}
+MOST = {
+    torch.float32: 3.3e38,
+    torch.bfloat16: torch.finfo(torch.bfloat16).max,
+    torch.float16: torch.finfo(torch.float16).max,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,7 @@ class Heads:
 
     slope: slopes go from this to zero, head by head; None = there are none
     sink:  sinks go from this to its negative, head by head; None = there are none
+    dtype: of K and V
     """
 
     num_kv_heads: int = 2
@@ -55,6 +60,11 @@ class Heads:
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
 
+    @property
+    def work_dtype(self) -> torch.dtype:
+        """Of queries, weights and the output."""
+        return torch.float32 if self.dtype == torch.float16 else self.dtype
+
     def draw(self, num_tokens: int, seed: int) -> Tensor:
         """Return q, k and v [num_tokens, heads, head_dim] of one sequence."""
         generator = torch.Generator().manual_seed(seed)
@@ -80,13 +90,13 @@ class Attending:
             page_size=heads.page_size,
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
-            is_bf16=heads.dtype == torch.bfloat16,
+            format=Format.of(heads.dtype),
         )
         self.cache.data.view(heads.dtype).fill_(garbage)
         width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
         self._qkv = torch.zeros(MAX_TOKENS, width + 5)
         out_width = heads.num_heads * heads.head_dim
-        self._out = torch.empty(MAX_TOKENS + 1, out_width + 3, dtype=heads.dtype)
+        self._out = torch.empty(MAX_TOKENS + 1, out_width + 3, dtype=heads.work_dtype)
         self._batch = make_batch(MAX_TOKENS, num_sequences, self.tables)
         self._program = self._make_program(team)
         self._lens = [0] * num_sequences
@@ -139,7 +149,7 @@ class Attending:
 
     def _read(self, chunks: Mapping[int, Tensor], num_tokens: int) -> dict[int, Tensor]:
         width = self._heads.num_heads * self._heads.head_dim
-        guard = torch.tensor(GUARD, dtype=self._heads.dtype)
+        guard = torch.tensor(GUARD, dtype=self._heads.work_dtype)
         assert (self._out[num_tokens] == guard).all(), "the row after the last was written to"
         assert (self._out[:num_tokens, width:] == guard).all(), "columns were written to"
         shape = (num_tokens, self._heads.num_heads, self._heads.head_dim)
@@ -150,7 +160,7 @@ class Attending:
     def stored(self, sequence: int) -> tuple[Tensor, Tensor]:
         """Read K and V [tokens, num_kv_heads, head_dim] back as src/attention.h lays them out."""
         heads, size = self._heads, self._heads.page_size
-        width = 4 // heads.dtype.itemsize
+        width = 2 if heads.dtype == torch.bfloat16 else 1
         padded = -(-heads.head_dim // 16) * 16
         num_pages = -(-self._lens[sequence] // size)
         pages = self.cache.data[1][self.tables[sequence, :num_pages].long()].view(heads.dtype)
@@ -171,9 +181,10 @@ class Attending:
 
 def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     """Attend every token of one sequence to those before it, in float64."""
-    rounded = qkv.to(heads.dtype).double()
     ends = (heads.num_heads, heads.num_heads + heads.num_kv_heads)
-    query, key, value = rounded.tensor_split(ends, dim=1)
+    query, key, value = qkv.tensor_split(ends, dim=1)
+    query = query.to(heads.work_dtype).double()
+    key, value = (each.to(heads.dtype).double() for each in (key, value))
     key = key.repeat_interleave(heads.heads_per_kv, 1)
     value = value.repeat_interleave(heads.heads_per_kv, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale

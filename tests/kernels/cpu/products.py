@@ -16,7 +16,7 @@ from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena
 
-EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # unit roundoff
+EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # unit roundoff of outputs
 GROUP = {Format.Q8: 64, Format.Q4: 32}
 GUARD = -123.0
 GUARD_COLUMNS = 16
@@ -175,10 +175,11 @@ def _in_rows(columns: Tensor, weight: PackedWeight, *, check: bool = False) -> T
     return rows[:, : weight.k]
 
 
-def _unpack_plain(data: Tensor, panels: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unpack elements of which `width` of a column make up 4 bytes."""
-    elements = data.view(torch.float32 if width == 1 else torch.bfloat16)
-    columns = elements.view(panels, -1, PANEL, width).transpose(1, 2)
+def _unpack_plain(
+    data: Tensor, panels: int, dtype: torch.dtype, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Unpack elements of which `width` of a column are neighbours."""
+    columns = data.view(dtype).view(panels, -1, PANEL, width).transpose(1, 2)
     values = columns.reshape(panels * PANEL, -1).double()
     return values, values.abs(), torch.zeros_like(values)
 
@@ -228,8 +229,9 @@ def _per_column(stored: Tensor) -> Tensor:
 
 
 _UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = {
-    Format.F32: partial(_unpack_plain, width=1),
-    Format.BF16: partial(_unpack_plain, width=2),
+    Format.F32: partial(_unpack_plain, dtype=torch.float32, width=1),
+    Format.BF16: partial(_unpack_plain, dtype=torch.bfloat16, width=2),
+    Format.F16: partial(_unpack_plain, dtype=torch.float16, width=1),
     Format.Q8: _unpack_q8,
     Format.Q4: _unpack_q4,
 }

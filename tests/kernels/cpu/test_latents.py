@@ -25,7 +25,7 @@ from tests.kernels.cpu.products import (
 NUM_HEADS = 3
 
 
-@pytest.mark.parametrize("format", [Format.F32, Format.BF16])
+@pytest.mark.parametrize("format", [Format.F32, Format.BF16, Format.F16])
 @pytest.mark.parametrize(("count", "n", "k"), [(1, 70, 13), (7, 128, 16), (400, 11, 33)])
 def test_each_head_is_multiplied_with_its_weight(
     each_team: Team, count: int, n: int, k: int, format: Format

@@ -29,7 +29,7 @@ from tests.kernels.cpu.products import (
 )
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from tests.kernels.cpu.products import (
     unpack,
 )
 
-SOURCES = (torch.float32, torch.bfloat16)
+SOURCES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +162,11 @@ def test_plain_formats_keep_the_weight(
 
     as_float = unpack(team, pack_alone(team, weight, None, Format.F32, gated=gated))
     as_bf16 = unpack(team, pack_alone(team, weight, None, Format.BF16, gated=gated))
+    as_f16 = unpack(team, pack_alone(team, weight, None, Format.F16, gated=gated))
 
     assert torch.equal(as_float.values, weight.double())
     assert torch.equal(as_bf16.values, weight.bfloat16().double())
+    assert torch.equal(as_f16.values, weight.half().double())
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -206,19 +208,55 @@ def test_zero_weights_stay_zero(team: Team, format: Format) -> None:
 
 @pytest.mark.parametrize("format", Format)
 def test_dtype_and_layout_of_the_source_do_not_matter(team: Team, format: Format) -> None:
+    # Numbers that bfloat16 and float16 have in common.
     weight = torch.randn(90, 75).bfloat16()
+    weight[weight.abs() < 2**-7] = 0
 
     from_bf16, *others = (
         pack_alone(team, source, None, format).data
-        for source in (weight, weight.float(), weight.T.contiguous().T)
+        for source in (weight, weight.float(), weight.half(), weight.T.contiguous().T)
     )
 
     assert all(torch.equal(other, from_bf16) for other in others)
 
 
+def test_every_number_of_float16_is_read_and_written(each_team: Team) -> None:
+    numbers = torch.arange(2**16).to(torch.uint16).view(torch.float16).view(64, 1024)
+    is_nan = numbers.isnan()
+
+    as_f16 = unpack(each_team, pack_alone(each_team, numbers, None, Format.F16)).values
+    as_floats = unpack(each_team, pack_alone(each_team, numbers, None, Format.F32)).values
+
+    for values in (as_f16, as_floats):
+        assert torch.equal(values.isnan(), is_nan)
+        assert torch.equal(values[~is_nan], numbers[~is_nan].double())
+
+
+def test_floats_are_rounded_to_the_nearest_float16(each_team: Team) -> None:
+    numbers = torch.arange(2**15 - 2**10).to(torch.uint16).view(torch.float16).float()
+    between = (numbers + numbers.roll(-1)) / 2
+    between[-1] = 65520.0  # from here on infinite
+    above, below = (between.nextafter(torch.tensor(to)) for to in (torch.inf, 0.0))
+    weight = torch.stack((between, above, below, -between))
+
+    packed = unpack(each_team, pack_alone(each_team, weight, None, Format.F16))
+
+    assert torch.equal(packed.values, weight.half().double())
+
+
+def test_activations_beyond_float16_stay_finite_in_products_with_it(each_team: Team) -> None:
+    x, weight = torch.full((3, 96), 1e30), torch.randn(64, 96).half()
+    packed = pack_alone(each_team, weight, None, Format.F16)
+
+    out = multiply(each_team, make_rows(each_team, Format.F16, x), packed)
+
+    expected = x.double() @ weight.double().T
+    assert (out.double() - expected).abs().max() < 1e-5 * 1e30 * 96
+
+
 def test_other_number_formats_are_refused(team: Team) -> None:
-    with pytest.raises(TypeError, match="float16"):
-        pack_alone(team, torch.zeros(4, 4, dtype=torch.float16), None, Format.F32)
+    with pytest.raises(TypeError, match="float64"):
+        pack_alone(team, torch.zeros(4, 4, dtype=torch.float64), None, Format.F32)
 
 
 @pytest.mark.parametrize("epilogue", Epilogue)

@@ -42,7 +42,7 @@ def run_norm(
 def tolerance(format: Format, expected: Tensor) -> Tensor:
     """Bound the error of rounding to the format, of the largest value of a row for groups."""
     exact = 8 * EPS[torch.float32] * (1 + expected.abs())
-    if format is Format.F32:
+    if format.of_rows is Format.F32:
         return exact
     if format is Format.BF16:
         return exact + EPS[torch.bfloat16] * expected.abs()
@@ -138,7 +138,7 @@ def test_more_operations_than_one_job_holds_run_in_order(team: Team) -> None:
     torch.testing.assert_close(rows.values[0], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", SIZES)
 def test_embedding_looks_rows_up(team: Team, size: int, dtype: torch.dtype) -> None:
     table, ids = torch.randn(50, size).to(dtype), torch.tensor([49, 0, 3, 3, 20])
@@ -155,7 +155,7 @@ def test_embedding_looks_rows_up(team: Team, size: int, dtype: torch.dtype) -> N
     assert (out[:, size:] == -7).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_learned_positions_are_added_to_what_was_looked_up(team: Team, dtype: torch.dtype) -> None:
     table, learned = torch.randn(50, 70).to(dtype), torch.randn(9, 70).to(dtype)
     out, batch = torch.zeros(3, 72), make_batch(3)
@@ -258,7 +258,7 @@ def rotate(
         page_size=16,
         num_kv_heads=2,
         head_dim=head_dim,
-        is_bf16=False,
+        format=Format.F32,
     )
     buffer = torch.zeros(len(qkv) + 1, 7 * head_dim + 3)
     buffer[:-1, : 7 * head_dim] = qkv.flatten(1)

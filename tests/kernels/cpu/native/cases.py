@@ -85,7 +85,7 @@ def all_cases(target: Target) -> Iterator[tuple[str, Values]]:
             yield name, _norm(size, span, is_centered, target, _seeded(name))
     for name, heads in ATTENTION.items():
         for dtype in TOLERANCE:
-            case = f"attention-{name}-{'float32' if dtype == torch.float32 else 'bf16'}"
+            case = f"attention-{name}-{Format.of(dtype).name.lower()}"
             yield case, _attention(heads, dtype, zlib.crc32(case.encode()))
     for vocab_size, spread, step in [(5, 1.0, 0.0), (129, 3.0, 0.5), (5000, 2.0, 0.0)]:
         yield f"sampling-{vocab_size}", _sampling(vocab_size, spread, step)
@@ -152,6 +152,7 @@ def _multiplied(
             how = target.bf16_sum
             bits = None if how is None else dot_bf16(x, w, target.add, how)
         else:
+            w = w.half().float() if format is Format.F16 else w
             bits = dot_float32(x, w, target.add)
         x, w = x.double(), w.double()
         magnitude = x.abs() @ w.abs().T
@@ -212,7 +213,7 @@ def _attention(heads: Heads, dtype: torch.dtype, seed: int) -> Values:
         **{name: value for name, value in optional.items() if value is not None},
         "rows": num_tokens, "num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads,
         "head_dim": heads.head_dim, "page_size": heads.page_size,
-        "is_bf16": int(dtype == torch.bfloat16), "window": heads.window or 0,
+        "kv_format": Format.of(dtype), "window": heads.window or 0,
         "is_chunked": int(heads.chunked), "scale": heads.scale, "soft_cap": heads.soft_cap or 0.0,
         "qkv": qkv, "cosines": cosines, "sines": sines,
         "expected": expected, "bound": TOLERANCE[dtype] * (1 + expected.abs()),

@@ -34,7 +34,7 @@ int remora_group_size(int format);
 int64_t remora_page_bytes(const KvCache* cache);
 void* remora_team_new(int num_threads);
 void remora_team_free(void* team);
-void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated,
+void remora_pack(void* team, const Weight* weight, const void* from, int source, int gated,
                  int spent);
 void* remora_program_new(void* team, const Batch* batch);
 void remora_program_free(void* program);
@@ -168,7 +168,8 @@ Floats multiply(const Case& c, const Part& part) {
   const int n = c.number("n"), k = c.number("k"), count = part.count;
   const int columns = is_gated ? 2 * ceil_div(n / 2, LANES) * LANES : n;
   const int num_panels = ceil_div(columns, PANEL), size = num_panels * PANEL;
-  const int stride = CALL(remora_padded_k)(format, k);
+  const Format of_rows = format == F16 ? F32 : format;
+  const int stride = CALL(remora_padded_k)(of_rows, k);
   const int groups = stride / CALL(remora_group_size)(format);
   Buffer packed(num_panels * CALL(remora_panel_bytes)(format, k)), bias(size * 4);
   Buffer values(count * stride * 4), scales(count * groups * 4), sums(count * groups * 4);
@@ -178,7 +179,7 @@ Floats multiply(const Case& c, const Part& part) {
   if (c.has("bias")) std::copy_n(c.array<float>("bias"), n, bias.as<float>());
   const Weight weight{format, n, k, num_panels, packed.as<char>(),
                       c.has("bias") ? bias.as<float>() : nullptr};
-  CALL(remora_pack)(threads.team, &weight, c.array<float>("weight"), false, is_gated, false);
+  CALL(remora_pack)(threads.team, &weight, c.array<float>("weight"), F32, is_gated, false);
   for (int row = 0; epilogue == ADD && row < count; row++)
     std::copy_n(c.array<float>("start") + (part.first + row) * n, n, out.as<float>() + row * size);
 
@@ -186,7 +187,7 @@ Floats multiply(const Case& c, const Part& part) {
   const Rows rows{values.as<void>(), stride, scales.as<float>(), sums.as<int32_t>()};
   const Output to{epilogue, is_gated ? SILU : LINEAR, 0, 0, 0, false, out.as<void>(), size};
   CALL(remora_add_round)
-  (steps.program, false, 1, c.array<float>("x") + part.first * k, k, k, format, &rows);
+  (steps.program, false, 1, c.array<float>("x") + part.first * k, k, k, of_rows, &rows);
   CALL(remora_add_multiply)(steps.program, false, &weight, &rows, &to, nullptr);
   steps.run(2, count, 0);
   Floats result;
@@ -243,8 +244,8 @@ Floats attend(const Case& c, const Part& part) {
   const int num_tokens = c.number("rows"), num_sequences = part.num_sequences;
   const int num_heads = c.number("num_heads"), page_size = c.number("page_size");
   const int pages_each = ceil_div(num_tokens, page_size), num_pages = num_sequences * pages_each;
-  KvCache cache{nullptr,   (bool)c.number("is_bf16"), false, num_pages,
-                page_size, c.number("num_kv_heads"),  c.number("head_dim")};
+  KvCache cache{nullptr,   (Format)c.number("kv_format"), false, num_pages,
+                page_size, c.number("num_kv_heads"),      c.number("head_dim")};
   Buffer pages(num_pages * CALL(remora_page_bytes)(&cache));
   cache.data = pages.as<char>();
   const int width = num_heads * cache.head_dim;

@@ -1,0 +1,47 @@
+// Number formats of weights, adapters, and cached K and V.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace remora {
+
+// Q8 and Q4 are grouped (linear.h); the others are plain arrays of numbers.
+enum Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4 = 4 };
+
+inline bool is_grouped(Format format) { return format == Q8 || format == Q4; }
+
+// Of plain formats: bytes of a number, and number `index` of an array.
+inline int number_bytes(Format format) { return format == F32 ? 4 : 2; }
+
+INLINE float number_at(Format format, const void* from, int64_t index) {
+  switch (format) {
+    case BF16: return widen(((const bf16*)from)[index]);
+    case F16: return widen(((const f16*)from)[index]);
+    default: return ((const float*)from)[index];
+  }
+}
+
+// Call `body` with a number of a plain format's type.
+template <class Body>
+INLINE auto with_number(Format format, Body&& body) {
+  switch (format) {
+    case BF16: return body(bf16{});
+    case F16: return body(f16{});
+    default: return body(float{});
+  }
+}
+
+// Round to numbers of type T.
+template <class T>
+INLINE auto round_to(vf x) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return narrow(x);
+  else if constexpr (std::is_same_v<T, f16>)
+    return narrow_f16(x);
+  else
+    return x;
+}
+
+}  // namespace remora
