@@ -4,10 +4,11 @@ CONFIG ?= configs/smollm2.yaml
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here setup clean
+.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -47,6 +48,19 @@ gpu: $(STAMP)  ## Test and measure kernels and engine on the GPU of this machine
 
 gpu-here: .dev/remora  ## The same with the packages that PYTHON has; installs nothing
 	@PYTHON=$(PYTHON) bash tests/benchmarks/gpu/all.sh build
+
+wheel: $(STAMP)  ## Build a wheel with native kernels for all CPUs into build/wheels
+	$(MAKE) -s wheel-here PYTHON=$(BIN)/python
+
+# From a copy, so that the checkout itself has no prebuilt kernels.
+wheel-here: .dev/remora  ## The same with the packages that PYTHON has
+	@rm -rf $(WHEEL)/source
+	@mkdir -p $(WHEEL)/source
+	@cp -R pyproject.toml README.md LICENSE $(FOLDERS) $(WHEEL)/source
+	@PYTHONPATH=.dev $(PYTHON) -c 'from remora.deployments.cli.main import app; app()' \
+	  compile --into $(WHEEL)/source/kernels/cpu/lib $(VARIANTS:%=--variant %)
+	@$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps $(PIP_OPTIONS) \
+	  --wheel-dir $(WHEEL) $(WHEEL)/source
 
 setup: $(STAMP)  ## Make .venv and install
 

@@ -26,8 +26,9 @@ from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.kernels import sampling as sampling_kernels
-from remora.kernels.cpu.build import NativeUnavailable, load_library
+from remora.kernels.cpu.build import NativeUnavailable
 from remora.kernels.cpu.library import Format, Library, Team
+from remora.kernels.cpu.prebuilt import load_library
 from remora.kernels.cpu.sampling import NativeSampling
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

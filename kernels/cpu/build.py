@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -34,11 +35,12 @@ COMPILERS = ("g++", "clang++", "c++")
 COMPILE_TIMEOUT_S = 300.0
 
 _FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-w")
-_AVX2_NEEDS = frozenset(
+# CPU flags that instruction sets consist of, as Linux names them.
+AVX2_NEEDS = frozenset(
     ["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2", "xsave"]
 )
-_AVX512_NEEDS = _AVX2_NEEDS | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-_AMX_NEEDS = _AVX512_NEEDS | {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni"}
+AVX512_NEEDS = AVX2_NEEDS | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+AMX_NEEDS = AVX512_NEEDS | {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni"}
 # Parts of AVX-512 that not every CPU has: Linux's name -> the compiler's option.
 _AVX512_EXTRAS = {
     "avx512_bf16": "-mavx512bf16",
@@ -95,11 +97,11 @@ def _read_cpu_line(name: str) -> str:
 
 def best_instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
     """Return the widest instruction set that a CPU with these flags can run."""
-    if cpu_flags >= _AMX_NEEDS:
+    if cpu_flags >= AMX_NEEDS:
         return InstructionSet.AMX
-    if cpu_flags >= _AVX512_NEEDS:
+    if cpu_flags >= AVX512_NEEDS:
         return InstructionSet.AVX512
-    return InstructionSet.AVX2 if cpu_flags >= _AVX2_NEEDS else InstructionSet.PORTABLE
+    return InstructionSet.AVX2 if cpu_flags >= AVX2_NEEDS else InstructionSet.PORTABLE
 
 
 def load_library(
@@ -145,34 +147,87 @@ def build_library(
 ) -> Path:
     """Return the path of the compiled library; compile it if it is not in the cache.
 
-    Safe for concurrent processes: one compiles, the others wait for it.
     Raises NativeUnavailable.
     """
-    cpu_flags = read_cpu_flags()
-    target = instruction_set or best_instruction_set(cpu_flags)
-    sources = sorted(source_dir.glob("*.cpp"))
-    if not sources:
-        raise NativeUnavailable(f"{source_dir} holds no C++ sources; reinstall remora")
-    compiler = _find_compiler()
-    command = [*compiler, *_FLAGS, *_target_flags(target, cpu_flags, read_cpu_vendor())]
-    library = cache_dir / f"remora-cpu-{target}-{_hash(command, compiler, source_dir)}.so"
-    if library.exists():
+    return Compilation.for_this_cpu(instruction_set).build(cache_dir, source_dir)
+
+
+def find_compiled(cache_dir: Path, *, source_dir: Path = SOURCE_DIR) -> Path | None:
+    """Return the library that `build_library` would return for this CPU, None if not compiled."""
+    with suppress(NativeUnavailable):
+        library = Compilation.for_this_cpu().library(cache_dir, source_dir)
+        return library if library.exists() else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A compiler and its options: all that a library depends on but the sources.
+
+    compiler:  command words; the program is an absolute path
+    """
+
+    instruction_set: InstructionSet
+    compiler: list[str]
+    options: list[str]
+
+    @classmethod
+    def for_this_cpu(cls, instruction_set: InstructionSet | None = None) -> Compilation:
+        """Choose the options for this CPU. Raises NativeUnavailable without a compiler."""
+        cpu_flags = read_cpu_flags()
+        target = instruction_set or best_instruction_set(cpu_flags)
+        options = _target_flags(target, cpu_flags, read_cpu_vendor())
+        if target is not InstructionSet.PORTABLE:
+            # Tuning changes which instructions are preferred, not which are allowed.
+            options.append("-mtune=native" if cpu_flags >= AVX2_NEEDS else "-mtune=generic")
+        return cls(target, find_compiler(), options)
+
+    @classmethod
+    def for_cpus(
+        cls, cpu_flags: frozenset[str], vendor: str, *, compiler: list[str], options: list[str]
+    ) -> Compilation:
+        """Choose the options for CPUs of one vendor that have these flags; add `options`."""
+        target = best_instruction_set(cpu_flags)
+        return cls(target, compiler, [*_target_flags(target, cpu_flags, vendor), *options])
+
+    def library(self, cache_dir: Path, source_dir: Path) -> Path:
+        """Return the library's path in the cache folder. Raises NativeUnavailable."""
+        if not any(source_dir.glob("*.cpp")):
+            raise NativeUnavailable(f"{source_dir} holds no C++ sources; reinstall remora")
+        digest = _hash(self._command(), self.compiler, source_dir)
+        return cache_dir / f"remora-cpu-{self.instruction_set}-{digest}.so"
+
+    def build(self, cache_dir: Path, source_dir: Path) -> Path:
+        """Return the library's path; compile it if it is not in the cache.
+
+        Safe for concurrent processes: one compiles, the others wait for it.
+        Raises NativeUnavailable.
+        """
+        library = self.library(cache_dir, source_dir)
+        if library.exists():
+            return library
+        command = [*self._command(), *map(str, sorted(source_dir.glob("*.cpp")))]
+        try:
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            with _only_one_process(cache_dir / f"{library.name}.lock"):
+                if not library.exists():
+                    _compile(command, library, self.instruction_set)
+        except OSError as error:
+            raise NativeUnavailable(
+                f"the cache folder {cache_dir} cannot be written: {error}; free some space there "
+                "or name another folder in REMORA_CACHE"
+            ) from error
         return library
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with _only_one_process(cache_dir / f"{library.name}.lock"):
-            if not library.exists():
-                _compile([*command, *map(str, sources)], library, target)
-    except OSError as error:
-        raise NativeUnavailable(
-            f"the cache folder {cache_dir} cannot be written: {error}; free some space there or "
-            "name another folder in REMORA_CACHE"
-        ) from error
-    return library
+
+    def _command(self) -> list[str]:
+        return [*self.compiler, *_FLAGS, *self.options]
 
 
-def _find_compiler() -> list[str]:
-    """Return the compiler's command words; the program is an absolute path."""
+def find_compiler() -> list[str]:
+    """Return this machine's compiler: command words, the program as an absolute path.
+
+    Raises NativeUnavailable.
+    """
     chosen = shlex.split(os.environ.get("CXX", ""))
     for words in [chosen] if chosen else [[name] for name in COMPILERS]:
         if program := shutil.which(words[0]):
@@ -194,13 +249,11 @@ def _target_flags(target: InstructionSet, cpu_flags: frozenset[str], vendor: str
     if target is InstructionSet.PORTABLE:
         arm = "".join(_extras(_ARM_EXTRAS, cpu_flags))
         return [f"-march=armv8.2-a{arm}"] if arm else []
-    # Tuning changes which instructions are preferred, not which are allowed.
-    tune = "-mtune=native" if cpu_flags >= _AVX2_NEEDS else "-mtune=generic"
     if target is InstructionSet.AVX2:
-        return ["-march=x86-64-v3", tune, *_extras(_AVX2_EXTRAS, cpu_flags)]
+        return ["-march=x86-64-v3", *_extras(_AVX2_EXTRAS, cpu_flags)]
     product = ["-DREMORA_WIDEN_BF16=1"] if vendor in _WIDENING_VENDORS else []
     extras = _extras(_AVX512_EXTRAS, cpu_flags)
-    return ["-march=x86-64-v4", tune, "-mprefer-vector-width=512", *extras, *product]
+    return ["-march=x86-64-v4", "-mprefer-vector-width=512", *extras, *product]
 
 
 def _extras(options: dict[str, str], cpu_flags: frozenset[str]) -> list[str]:
@@ -217,6 +270,13 @@ def _hash(command: list[str], compiler: list[str], source_dir: Path) -> str:
         status = os.stat(program)
         identity = f"{os.path.realpath(program)} {status.st_mtime_ns} {status.st_size}"
         digest.update(identity.encode() + b"\0")
+    digest.update(hash_sources(source_dir).encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_sources(source_dir: Path = SOURCE_DIR) -> str:
+    """Hash names and contents of the sources."""
+    digest = hashlib.sha256()
     for path in sorted(source_dir.iterdir()):
         if path.suffix in {".cpp", ".h"}:
             content = path.read_bytes()

@@ -27,14 +27,9 @@ from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.compile import KERNELS
-from remora.kernels.cpu.build import (
-    COMPILERS,
-    NativeUnavailable,
-    best_instruction_set,
-    load_library,
-    read_cpu_flags,
-)
+from remora.kernels.cpu.build import COMPILERS, NativeUnavailable, find_compiled
 from remora.kernels.cpu.library import Library
+from remora.kernels.cpu.prebuilt import find_prebuilt, load_library
 
 _MODULES = ("torch", "ray.serve", "transformers", "tokenizers", "safetensors", "gguf", "fastapi")
 _MODEL_BYTES = 300 * 2**20
@@ -134,11 +129,11 @@ def check_cache() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Report whether native kernels are compiled or can be; otherwise torch's are used."""
-    folder = cache_dir() / KERNELS
-    target = best_instruction_set(read_cpu_flags())
-    if any(folder.glob(f"remora-cpu-{target}-*.so")):
-        return Finding(Level.OK, "kernels", f"native, for {target}, in {folder}")
+    """Report which native kernels are used or can be compiled; otherwise torch's are used."""
+    if compiled := find_compiled(cache_dir() / KERNELS):
+        return Finding(Level.OK, "kernels", f"native, compiled for this machine: {compiled}")
+    for variant, path in find_prebuilt():
+        return Finding(Level.OK, "kernels", f"native, prebuilt for {variant.name}: {path}")
     chosen = os.environ.get("CXX", "").split()[:1]
     compiler = next(filter(None, map(shutil.which, chosen or COMPILERS)), None)
     if compiler is None:
@@ -150,9 +145,9 @@ def check_kernels() -> Finding:
 
 
 def check_products() -> Iterator[Finding]:
-    """Report the rates of one core with the compiled kernels, if they are compiled."""
+    """Report the rates of one core with the native kernels, unless they must be compiled first."""
     folder = cache_dir() / KERNELS
-    if not any(folder.glob(f"remora-cpu-{best_instruction_set(read_cpu_flags())}-*.so")):
+    if not find_compiled(folder) and not any(find_prebuilt()):
         return
     try:
         rates = Library(load_library(folder)).rates()

@@ -61,7 +61,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file to which the compiler adds a line each time it starts."""
     calls = tmp_path / "calls"
     calls.touch()
-    real = build._find_compiler()[0]
+    real = build.find_compiler()[0]
     script = f'#!/bin/sh\necho "$$" >> "{calls}"\nexec "{real}" "$@"\n'
     monkeypatch.setenv("CXX", str(make_compiler(tmp_path / "cxx", script)))
     return calls

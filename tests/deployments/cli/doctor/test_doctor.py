@@ -14,7 +14,8 @@ from remora.configs.environment import cache_dir
 from remora.deployments.cli.doctor import findings
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.main import app
-from remora.kernels.cpu.build import best_instruction_set, build_library, read_cpu_flags
+from remora.kernels.cpu.build import build_library
+from remora.kernels.cpu.prebuilt import VARIANTS
 from tests.configs.planning.test_plan import GIB, make_machine
 from tests.conftest import TinyCheckpoints
 
@@ -71,23 +72,31 @@ def test_the_cache(
     assert surroundings != "absent" or not (tmp_path / "a").exists()
 
 
-def test_kernels_are_compiled_or_can_be_or_torch_serves(
+def test_kernels_are_compiled_or_prebuilt_or_can_be_or_torch_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler -O2")
     none = findings.check_kernels()
-    monkeypatch.setenv("CXX", "/bin/sh")
+    prebuilt = [(VARIANTS[0], tmp_path / "amx.so")]
+    with monkeypatch.context() as wheel:
+        wheel.setattr(findings, "find_prebuilt", lambda: iter(prebuilt))
+        ready = findings.check_kernels()
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     possible = findings.check_kernels()
-    (tmp_path / "kernels").mkdir()
-    target = best_instruction_set(read_cpu_flags())
-    (tmp_path / "kernels" / f"remora-cpu-{target}-0123.so").touch()
+    library = build_library(tmp_path / "kernels")
+    monkeypatch.setattr(findings, "find_prebuilt", lambda: iter(prebuilt))
     compiled = findings.check_kernels()
 
-    assert (none.level, possible.level, compiled.level) == (Level.WARN, Level.OK, Level.OK)
+    levels = [finding.level for finding in (none, ready, possible, compiled)]
+    assert levels == [Level.WARN, Level.OK, Level.OK, Level.OK]
     assert "/no/such/compiler" in none.text
-    assert "compiled by /bin/sh at the first start" in possible.text
-    assert str(tmp_path / "kernels") in compiled.text
+    assert ready.text == f"native, prebuilt for amx: {tmp_path / 'amx.so'}"
+    assert f"compiled by {compiler} at the first start" in possible.text
+    assert compiled.text == f"native, compiled for this machine: {library}"
 
 
 def test_rates_of_compiled_kernels_are_shown(
