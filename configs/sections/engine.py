@@ -25,8 +25,9 @@ class EngineSection(Section):
     """Compute threads of each rank. Default: physical cores divided by the ranks on the machine."""
 
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"
-    """Kernels on a CPU. native = compiled step programs, which need a C++ compiler and a page_size
-    that is a multiple of 16; torch = the slower reference; auto = native if possible."""
+    """Kernels on a CPU. native = compiled step programs, which need a C++ compiler (except from a
+    wheel that contains them) and a page_size that is a multiple of 16; torch = the slower
+    reference; auto = native if possible."""
 
     attention_backend: Literal["auto", "torch", "triton"] = "auto"
     """Attention kernels on a GPU. auto = triton if it is installed. On a CPU cpu_kernels decides,

@@ -45,6 +45,7 @@ AMX = AVX512 | {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni"
         ),
         pytest.param("x86_64", "GenuineIntel", AVX512, "avx512", id="Skylake-SP"),
         pytest.param("x86_64", "GenuineIntel", AVX2 | {"avx_vnni"}, "avx2-vnni", id="Alder Lake"),
+        pytest.param("x86_64", "GenuineIntel", AVX2, "avx2-intel", id="Haswell"),
         pytest.param("x86_64", "AuthenticAMD", AVX2, "avx2", id="Zen 3"),
         pytest.param("x86_64", "GenuineIntel", AVX2 - {"avx2"}, "x86-64", id="Ivy Bridge"),
         pytest.param("aarch64", "", {"asimd", "asimddp", "bf16", "i8mm"}, "neon-bf16", id="V1"),
