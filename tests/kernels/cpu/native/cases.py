@@ -209,6 +209,8 @@ def _attention(heads: Heads, dtype: torch.dtype, seed: int) -> Values:
     turned[:, :queries_and_keys, half:] = b * cosines[:, None] + a * sines[:, None]
     expected = attend_densely(heads, turned)
     optional = {"sinks": heads.sinks, "slopes": heads.slopes}
+    # A last bit of a rotated key may decide how it is rounded.
+    tolerance = TOLERANCE[dtype] + (2.0**-9 if dtype == torch.float16 else 0.0)
     return {
         **{name: value for name, value in optional.items() if value is not None},
         "rows": num_tokens, "num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads,
@@ -216,7 +218,7 @@ def _attention(heads: Heads, dtype: torch.dtype, seed: int) -> Values:
         "kv_format": Format.of(dtype), "window": heads.window or 0,
         "is_chunked": int(heads.chunked), "scale": heads.scale, "soft_cap": heads.soft_cap or 0.0,
         "qkv": qkv, "cosines": cosines, "sines": sines,
-        "expected": expected, "bound": TOLERANCE[dtype] * (1 + expected.abs()),
+        "expected": expected, "bound": tolerance * (1 + expected.abs()),
     }  # fmt: skip
 
 

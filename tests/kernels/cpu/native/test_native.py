@@ -58,7 +58,7 @@ def run_here(compile_runner: Compile, tmp_path: Path) -> Callable[[Library], dic
     """Return a function that runs all cases on a library of this machine."""
 
     def run_cases(library: Library) -> dict[str, str]:
-        runner = compile_runner(build._find_compiler())
+        runner = compile_runner(build.find_compiler())
         return run([str(runner)], library.handle._name, write_cases(tmp_path, target_of(library)))
 
     return run_cases
@@ -159,4 +159,4 @@ def test_the_runner_reports_a_value_that_differs(
     case = write_case(tmp_path / "norm-changed.case", {**values, array: changed})
 
     with pytest.raises(AssertionError, match=f"norm-changed: value 37 .* {how}; wrong: 1\n"):
-        run([str(compile_runner(build._find_compiler()))], library.handle._name, [case])
+        run([str(compile_runner(build.find_compiler()))], library.handle._name, [case])
