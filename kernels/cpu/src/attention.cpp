@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "dot.h"
+#include "tile_attention.h"
 
 namespace remora {
 
@@ -11,7 +12,6 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
-constexpr int SCORES_STRIDE = PARTITION_TOKENS + LANES;  // rows begin in different sets of the cache
 
 // Replaces NaN and what would round to infinity: both survive a multiplication by 0.
 template <class T>
@@ -84,7 +84,6 @@ class Block {
   typedef typename Step::element T;
   static constexpr int VECTORS = TILE_TOKENS / LANES;
   static constexpr bool BY_TILES = HAS_TILES && std::is_same_v<Step, StepBF16>;
-  static constexpr int DEPTH = 32;  // values along k of a tile
   static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
  public:
@@ -253,57 +252,17 @@ class Block {
   // Attend to the located groups, which begin at position `start`, with all rows by tile registers.
   // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
-    // A tile of values is one group of tokens, 16 deep: the next one may be in another page.
-    const TilePalette of_scores(TILE_ROW_BYTES, std::min(TILE_SIDE, rows_));
-    const TilePalette of_values(TILE_ROW_BYTES / 2, std::min(TILE_SIDE, rows_));
     num_groups_ += num_groups_ % 2;
-    TileUse use(of_scores);
+    const TileProducts products{dim_, query_dim_, num_groups_, keys_, cache_.half_bytes()};
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
       const int count = std::min(rows_ - row, 2 * TILE_SIDE);
-      if (row > 0) configure_tiles(of_scores);
-      count > TILE_SIDE ? score_by_tiles<2>(row) : score_by_tiles<1>(row);
+      products.score((const T*)scratch_.queries.data() + row * query_dim_, count, scores_of(0));
       // In two loops, so that rows overlap: the first has long chains of operations.
       for (int r = 0; r < count; r++)
         scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(r));
       for (int r = 0; r < count; r++)
         store(&scratch_.sums[(row + r) * LANES], weigh_all(scratch_.maxima[row + r], scores_of(r)));
-      configure_tiles(of_values);
-      count > TILE_SIDE ? add_values_by_tiles<2>(row) : add_values_by_tiles<1>(row);
-    }
-  }
-
-  // Scores of BLOCKS blocks of 16 rows: of four groups of positions at a time, or two.
-  template <int BLOCKS>
-  void score_by_tiles(int row) {
-    constexpr int GROUPS = 4 / BLOCKS;
-    constexpr int64_t STRIDE = SCORES_STRIDE * sizeof(float);
-    const int64_t stride = query_dim_ * sizeof(T);
-    const T* queries = (const T*)scratch_.queries.data() + row * query_dim_;
-    for (int group = 0; group < num_groups_; group += GROUPS) {
-      zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-      for (int d = 0; d < query_dim_; d += DEPTH) {
-        const auto keys = [&](int g) { return keys_[group + g] + d * GROUP_TOKENS * sizeof(T); };
-        load_tile<LEFT>(queries + d, stride);
-        load_tile<RIGHT>(keys(0), TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-        load_tile<RIGHT + 1>(keys(1), TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-        if constexpr (BLOCKS == 2) {
-          load_tile<LEFT + 1>(queries + TILE_SIDE * query_dim_ + d, stride);
-          dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-          dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-        } else if (group + 2 < num_groups_) {
-          load_tile<RIGHT>(keys(2), TILE_ROW_BYTES);
-          dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
-          load_tile<RIGHT + 1>(keys(3), TILE_ROW_BYTES);
-          dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
-        }
-      }
-      float* scores = scratch_.scores.data() + group * LANES;
-      float* others = scores + (BLOCKS == 2 ? TILE_SIDE * SCORES_STRIDE : 2 * LANES);
-      store_tile<SUMS>(scores, STRIDE), store_tile<SUMS + 1>(scores + LANES, STRIDE);
-      if (BLOCKS == 1 && group + 2 >= num_groups_) continue;
-      store_tile<SUMS + 2>(others, STRIDE), store_tile<SUMS + 3>(others + LANES, STRIDE);
+      products.add_values(scores_of(0), count, &scratch_.out[row * dim_]);
     }
   }
 
@@ -346,53 +305,6 @@ class Block {
       if (a_.slopes) s = fallen(s, (float)(first + at), a_.slopes[kv_head_ * heads_ + row % heads_]);
       if (partial) s = masked(s, (int)(first + at), (int)seen);
       store(scores + at, s);
-    }
-  }
-
-  // Products of the weights of BLOCKS blocks of rows with values, for four vectors of a head at a time,
-  // or two.
-  template <int BLOCKS>
-  void add_values_by_tiles(int row) {
-    constexpr int VECTORS_TOGETHER = 4 / BLOCKS;
-    constexpr int64_t WEIGHTS_STRIDE = SCORES_STRIDE * sizeof(float);
-    const int64_t values_stride = dim_ * 4, out_stride = dim_ * sizeof(float);
-    const int num_vectors = dim_ / LANES;
-    const char* weights = (const char*)scratch_.scores.data();
-    for (int vector = 0; vector < num_vectors; vector += VECTORS_TOGETHER) {
-      const int count = std::min(VECTORS_TOGETHER, num_vectors - vector);
-      zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-      for (int group = 0; group < num_groups_; group++) {
-        const char* from = weights + group * GROUP_TOKENS * sizeof(T);
-        const char* values = keys_[group] + cache_.half_bytes() + vector * TILE_ROW_BYTES;
-        load_tile<LEFT>(from, WEIGHTS_STRIDE);
-        load_tile<RIGHT>(values, values_stride);
-        dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-        if (count > 1) {
-          load_tile<RIGHT + 1>(values + TILE_ROW_BYTES, values_stride);
-          dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-        }
-        if constexpr (BLOCKS == 2) {
-          load_tile<LEFT + 1>(from + TILE_SIDE * WEIGHTS_STRIDE, WEIGHTS_STRIDE);
-          dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-          if (count > 1) dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-        } else {
-          if (count > 2) {
-            load_tile<RIGHT>(values + 2 * TILE_ROW_BYTES, values_stride);
-            dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
-          }
-          if (count > 3) {
-            load_tile<RIGHT + 1>(values + 3 * TILE_ROW_BYTES, values_stride);
-            dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
-          }
-        }
-      }
-      float* out = &scratch_.out[row * dim_ + vector * LANES];
-      const auto put = [&]<int AT>(std::integral_constant<int, AT>) {
-        const int block = AT / VECTORS_TOGETHER, v = AT % VECTORS_TOGETHER;
-        if (v < count) store_tile<SUMS + AT>(out + block * TILE_SIDE * dim_ + v * LANES, out_stride);
-      };
-      put(std::integral_constant<int, 0>{}), put(std::integral_constant<int, 1>{});
-      put(std::integral_constant<int, 2>{}), put(std::integral_constant<int, 3>{});
     }
   }
 #endif
