@@ -31,7 +31,7 @@ RANKS = (12, 0, 5)  # of each slot
 ADAPTERS = {0: 1, 2: 3, 3: 2}  # of the rows; row 1 has none, and row 3 an empty slot
 STEPS = ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20}, {0: 1, 1: 1, 2: 1, 3: 9})
 # Norm of what the logits differ by, as a share of their own; see test_step_program.py. Where
-# rounding chooses another expert, the error of float16 is ten times that of other rows.
+# rounding seems to choose another expert, the error of float16 is ten times that of other rows.
 ERRORS = {
     "none": 0.08,
     "int8": 0.3,
