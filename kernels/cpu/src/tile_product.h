@@ -9,7 +9,7 @@
 namespace remora {
 
 #if REMORA_TILES
-// As `multiply_panel`, for formats other than F32.
+// As `multiply_panel`, for formats of which `uses_tiles` is true.
 void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
                        const Columns& columns, int first, int last, uint64_t stage);
 #endif
