@@ -70,7 +70,7 @@ def make_pooling_plan(
         weight_bytes=weight_bytes,
         max_model_len=context,
         max_running_requests=engine.max_running_requests if has_rows else MAX_ROWS,
-        max_step_tokens=engine.max_step_tokens if "max_step_tokens" in written else usual_tokens,
+        max_step_tokens=engine.max_step_tokens or usual_tokens,
         prefill_chunk_tokens=context,
         max_queued_tokens=engine.max_queued_tokens,
         prefix_cache=False,

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import SchedulePolicy
+
+# Tokens of a step and of a prompt's chunk, if the configuration does not give them. Each step reads
+# an expert's weights for the few tokens that use it: models with experts take more tokens together.
+STEP_TOKENS, STEP_TOKENS_OF_EXPERTS = 512, 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +65,25 @@ def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
     )
 
 
-def plan_limits(config: ServeConfig, max_model_len: int) -> tuple[int, int, int]:
+def plan_limits(config: ServeConfig, model: ModelFacts, max_model_len: int) -> tuple[int, int, int]:
     """Return (running requests, step tokens, chunk tokens); defaults give way to written values.
 
     Raises ConfigError if prompts may not be chunked and do not fit one step.
     """
     engine = config.engine
+    usual = STEP_TOKENS_OF_EXPERTS if model.experts_per_token else STEP_TOKENS
     max_step = engine.max_step_tokens
-    if "max_step_tokens" not in engine.model_fields_set:
+    if max_step is None:
         max_step = max(
-            max_step,
+            usual,
             engine.max_running_requests,
-            engine.prefill_chunk_tokens,
+            engine.prefill_chunk_tokens or 0,
             engine.max_prefill_tokens or 0,
             0 if engine.chunked_prefill else max_model_len,
         )
     running = min(engine.max_running_requests, max_step)
     if engine.chunked_prefill:
-        return running, max_step, min(engine.prefill_chunk_tokens, max_step)
+        return running, max_step, min(engine.prefill_chunk_tokens or usual, max_step)
     if max_step < max_model_len:
         raise ConfigError(
             f"engine.chunked_prefill = false: prompts of up to {max_model_len} tokens must fit one "

@@ -107,11 +107,13 @@ class EngineSection(Section):
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Most sequences computed in one step; the others wait."""
 
-    max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
-    """Most tokens computed in one step: decoding sequences and prompt chunks together."""
+    max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Most tokens computed in one step: decoding sequences and prompt chunks together. Default:
+    512, for models with experts 2048: a step reads the weights of every expert that it uses."""
 
-    prefill_chunk_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
-    """Most prompt tokens of one sequence in one step; longer prompts take several steps."""
+    prefill_chunk_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Most prompt tokens of one sequence in one step; longer prompts take several steps. Default:
+    512, for models with experts 2048, but no more than max_step_tokens."""
 
     chunked_prefill: bool = True
     """Whether a prompt may take several steps. false = a prompt waits until one step has room for
@@ -238,8 +240,9 @@ class EngineSection(Section):
         yield from self._memory_conflicts()
         yield from self._window_conflicts()
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
-            both_written = {key, "max_step_tokens"} <= self.model_fields_set
-            if both_written and (getattr(self, key) or 0) > self.max_step_tokens:
+            if key not in self.model_fields_set or self.max_step_tokens is None:
+                continue
+            if (getattr(self, key) or 0) > self.max_step_tokens:
                 yield key, f"must not exceed max_step_tokens ({self.max_step_tokens})"
         yield from self._keys_without_effect()
 
@@ -277,7 +280,7 @@ class EngineSection(Section):
             for key in ("graph_max_rows", "graph_split", "graph_fine", "graph_step"):
                 if key in written:
                     yield key, "graph_rows is set too and takes precedence; remove one"
-        if not self.chunked_prefill and "prefill_chunk_tokens" in written:
+        if not self.chunked_prefill and self.prefill_chunk_tokens is not None:
             yield "prefill_chunk_tokens", "chunked_prefill is false; remove one of them"
         if self.expected_output_tokens is not None and "schedule_conservativeness" in written:
             yield (

@@ -130,6 +130,18 @@ def test_default_limits_give_way_to_written_ones(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [({}, (2048, 2048)), ({"max_step_tokens": 512}, (512, 512))],
+)
+def test_models_with_experts_take_larger_steps(
+    engine: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    made = plan(facts=make_model(experts_per_token=2), engine=engine)
+
+    assert (made.max_step_tokens, made.prefill_chunk_tokens) == expected
+
+
 @pytest.mark.observes("model.served_name")
 @pytest.mark.parametrize(
     ("model", "name"),
