@@ -115,9 +115,13 @@ void write_block(const Writer& to, const Columns& columns, int row, int num_rows
     write_vectors<TILE_VECTORS>(to, columns, row, num_rows, sums);
 }
 
-// Tiles of k that a product of two blocks takes at a time: with their columns they fill most of the
-// first-level cache.
-constexpr int DEPTH_TILES = 10;
+// Tiles of k that are multiplied at a time. One pair of blocks reads its columns once and takes all of
+// k. More of them read the columns again, from the first-level cache, which a part fills; few blocks
+// take a small part, so that reading the next one ahead is spread over more of the time. Sums continue
+// exactly from part to part: the result is the same.
+inline int depth_of_part(int num_tiles, int num_blocks) {
+  return num_blocks <= 2 ? num_tiles : num_blocks <= 4 ? 6 : 10;
+}
 
 // Reads columns ahead of their use into the second-level cache, some lines at a time.
 struct Prefetch {
@@ -199,7 +203,8 @@ void multiply_bf16(const Weight& weight, const Writer& to, const Columns& column
     multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, all_sums);
     return write_block(to, columns, first, rows.num_rows(), all_sums);
   }
-  const int parts = ceil_div(num_tiles, DEPTH_TILES), lines = 2 * TILE_BYTES / 64;
+  const int parts = ceil_div(num_tiles, depth_of_part(num_tiles, num_blocks));
+  const int lines = 2 * TILE_BYTES / 64;
   const int last_part = columns.last / 2 * parts - 1;
   for (int part = columns.first / 2 * parts; part <= last_part; part++) {
     const int half = part / parts, from = part_start(num_tiles, part % parts, parts);
