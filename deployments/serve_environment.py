@@ -11,11 +11,13 @@ from types import MappingProxyType
 _ERRORS = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 _PROXY = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"
+_NICE = "RAY_worker_niceness"
 
 # Defaults: no usage statistics; token authentication (a file in ~/.ray), as Ray's ports listen on
 # every interface and run code for any client; Serve's own errors in JSON; requests in the loop that
-# writes to the sockets, as passing each event to another thread is its largest cost; and a dead
-# proxy replaced after three failed checks of 1 s instead of 10 s.
+# writes to the sockets, as passing each event to another thread is its largest cost; a dead
+# proxy replaced after three failed checks of 1 s instead of 10 s; and workers with the priority of
+# other processes (Ray's default is 15), as an engine thread that is preempted holds up its team.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -23,12 +25,14 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         _ERRORS: "remora.deployments.http.core.serve_proxy:middlewares",
         _THREAD: "0",
         _PROXY: "1",
+        _NICE: "0",
     }
 )
 _WITHOUT = {
     _ERRORS: "errors of Serve's own proxy are plain text",
     _THREAD: "tokens pass through another thread",
     _PROXY: "a dead proxy goes unnoticed for half a minute",
+    _NICE: "engines yield their cores to other processes",
 }
 
 

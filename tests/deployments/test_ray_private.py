@@ -122,6 +122,13 @@ def test_serve_reads_the_environment_that_we_set() -> None:
     assert unread == [], "Serve reads these no more; see cli/haproxy.py, serve_environment.py"
 
 
+def test_ray_reads_the_priority_of_its_workers() -> None:
+    raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
+    (name,) = (name for name in ENVIRONMENT if name.startswith("RAY_worker"))
+
+    assert name.encode() in raylet.read_bytes(), "see serve_environment.py"
+
+
 @pytest.mark.parametrize("edit", [*CONFIG_EDITS, NO_ROUTE, ADD_HEADERS], ids=lambda e: e.expected)
 def test_serve_writes_the_text_that_we_edit(edit: Edit) -> None:
     text = routing_script() if edit is ADD_HEADERS else haproxy_config()
