@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dot.h"
+#include "tile_low_rank.h"
 
 namespace remora {
 
@@ -229,7 +230,12 @@ void AdapterRows::find(const int32_t* adapters, const int32_t* tokens, int num_r
 }
 
 void shrink(const LowRank& low, const AdapterRows::Block& block, int part, int first, int last,
-            const void* x, bool x_is_bf16, int64_t x_stride) {
+            const void* x, bool x_is_bf16, int64_t x_stride,
+            uint64_t stage) {
+#if REMORA_TILES
+  if (low.format == BF16)
+    return shrink_by_tiles(low, block, part, first, last, x, x_is_bf16, x_stride, stage);
+#endif
   with_number(low.format, [&](auto number) {
     shrink_as<decltype(number)>(low, block, part, first, last, x, x_is_bf16, x_stride);
   });

@@ -42,7 +42,7 @@ struct LowRank {
 // Rows grouped by slot.
 class AdapterRows {
  public:
-  static constexpr int BLOCK = 32;
+  static constexpr int BLOCK = 64;
 
   // Rows of one slot.
   struct Block {
@@ -65,7 +65,8 @@ class AdapterRows {
 
 // low.shrunk[row][first, last) of a part = A_s x[row], for the rows of a block.
 void shrink(const LowRank& low, const AdapterRows::Block& block, int part, int first, int last,
-            const void* x, bool x_is_bf16, int64_t x_stride);
+            const void* x, bool x_is_bf16, int64_t x_stride,
+            uint64_t stage);
 
 // low.shrunk[row] = the column `input` of A_s, all parts.
 void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input);

@@ -113,6 +113,7 @@ void Shrink::prepare(const Batch&) {
   int most = 0;
   for (const auto& block : rows_.blocks()) most = std::max(most, low_.ranks[block.slot]);
   num_pieces_ = ceil_div(most, PIECE);
+  stage_ = new_stage();
 }
 
 int Shrink::num_chunks(const Batch&, int) const {
@@ -123,7 +124,7 @@ void Shrink::run_chunk(const Batch&, int, int chunk, int) {
   const auto& block = rows_.blocks()[chunk / num_pieces_ / low_.num_parts];
   const int part = chunk / num_pieces_ % low_.num_parts, first = chunk % num_pieces_ * PIECE;
   const int last = std::min(first + PIECE, low_.ranks[block.slot]);
-  if (first < last) shrink(low_, block, part, first, last, x_, x_is_bf16_, stride_);
+  if (first < last) shrink(low_, block, part, first, last, x_, x_is_bf16_, stride_, stage_);
 }
 
 int UpdateEmbedded::num_chunks(const Batch&, int) const { return (int)rows_.rows().size(); }

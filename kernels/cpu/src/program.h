@@ -138,7 +138,7 @@ class Shrink : public Operation {
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
  private:
-  static constexpr int PIECE = 8;  // ranks of one part
+  static constexpr int PIECE = HAS_TILES ? TILE_SIDE : 8;  // ranks of one part
 
   const AdapterRows& rows_;
   const LowRank low_;
@@ -146,6 +146,7 @@ class Shrink : public Operation {
   const bool x_is_bf16_;
   const int stride_;
   int num_pieces_ = 0;  // of a part, for the highest rank of the step
+  uint64_t stage_ = 0;  // of the rows' contents
 };
 
 // stream[t] += B_s A_s e for tokens with an adapter; e is the one-hot vector of token_ids[t].

@@ -31,6 +31,10 @@ constexpr int SUMS = 0, LEFT = 4, RIGHT = 6;
 
 #if REMORA_TILES
 
+// Pairs of bf16 numbers: the first or second of each, as floats.
+INLINE vf evens(vi pairs) { return (vf)(pairs << 16); }
+INLINE vf odds(vi pairs) { return (vf)(pairs & splat((int32_t)0xffff0000)); }
+
 // The kernel's description of tile registers (LDTILECFG).
 struct alignas(64) TilePalette {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -136,9 +140,8 @@ void dot_tiles_bf16() {
     vf even = {}, odd = {};
     for (int pair = 0; pair < emulated.palette.rows[B]; pair++) {
       const vi a = splat(load<int32_t>(tiles[A][row] + pair * 4)), b = load<vi>(tiles[B][pair]);
-      const vi high = splat((int32_t)0xffff0000);
-      even = fused(flushed((vf)(a << 16)), flushed((vf)(b << 16)), even);
-      odd = fused(flushed((vf)(a & high)), flushed((vf)(b & high)), odd);
+      even = fused(flushed(evens(a)), flushed(evens(b)), even);
+      odd = fused(flushed(odds(a)), flushed(odds(b)), odd);
     }
     store(tiles[SUM][row], flushed(flushed(load<vf>(tiles[SUM][row])) + flushed(even + odd)));
   }
@@ -163,6 +166,28 @@ inline void configure_tiles(const TilePalette& palette) { emulated.palette = pal
 inline void release_tiles() {}
 
 #endif
+
+// Vector instructions fuse and flush like tiles while this lives: few rows are multiplied by vectors
+// with the same bits. What they compute must be in a function that is not inlined here.
+class VectorsLikeTiles {
+ public:
+#if defined(__FMA__)
+  static constexpr bool EXIST = true;
+  VectorsLikeTiles() : before_(_mm_getcsr()) { set(before_ | FLUSH_RESULTS | FLUSH_OPERANDS); }
+  ~VectorsLikeTiles() { set(before_); }
+
+ private:
+  static constexpr unsigned FLUSH_RESULTS = 0x8000, FLUSH_OPERANDS = 0x40;
+  static void set(unsigned control) {
+    asm volatile("" ::: "memory");
+    _mm_setcsr(control);
+    asm volatile("" ::: "memory");
+  }
+  const unsigned before_;
+#else
+  static constexpr bool EXIST = false;
+#endif
+};
 
 // Tile registers are configured while this lives. A thread that sleeps holds none: the kernel would
 // save 8 KB at every switch.

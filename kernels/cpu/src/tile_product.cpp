@@ -7,6 +7,7 @@
 #include "buffer.h"
 #include "division.h"
 #include "dot.h"
+#include "tile_low_rank.h"
 
 namespace remora {
 
@@ -107,13 +108,30 @@ void write_vectors(const Writer& to, const Columns& columns, int row, int num_ro
     });
 }
 
-void write_block(const Writer& to, const Columns& columns, int row, int num_rows,
-                 const float* sums) {
-  if (columns.last - columns.first < TILE_VECTORS)
-    write_vectors<2>(to, columns, row, num_rows, sums);
-  else
-    write_vectors<TILE_VECTORS>(to, columns, row, num_rows, sums);
-}
+// The last part of a product of some columns.
+struct Finish {
+  Writer to;               // with updates that tiles do not compute
+  const Updates* updates;  // that tiles compute, or null
+  const Columns& columns;
+  uint64_t stage;
+
+  Finish(const Writer& writer, const Columns& columns, uint64_t stage)
+      : to(writer), updates(nullptr), columns(columns), stage(stage) {
+    if (to.updates && to.updates->low.format == BF16) std::swap(updates, to.updates);
+  }
+
+  // With tile registers as a product of bf16 has them.
+  void update(int row, int num_rows, float* sums) const {
+    if (updates) expand_by_tiles(*updates, columns, row, num_rows, stage, sums);
+  }
+
+  void write(int row, int num_rows, const float* sums) const {
+    if (columns.last - columns.first < TILE_VECTORS)
+      write_vectors<2>(to, columns, row, num_rows, sums);
+    else
+      write_vectors<TILE_VECTORS>(to, columns, row, num_rows, sums);
+  }
+};
 
 // Tiles of k that are multiplied at a time. One pair of blocks reads its columns once and takes all of
 // k. More of them read the columns again, from the first-level cache, which a part fills; few blocks
@@ -193,7 +211,8 @@ INLINE void multiply_block(const char* x, int x_step, const char* w, int num_til
 
 // Columns are multiplied in parts of a few tiles along k, each with all rows while it stays in the
 // first-level cache; the next part is read ahead.
-void multiply_bf16(const Weight& weight, const Writer& to, const Columns& columns, int first) {
+void multiply_bf16(const Weight& weight, const Finish& finish, int first) {
+  const Columns& columns = finish.columns;
   const PackedRows& rows = scratch.rows;
   const char* w = weight.data + columns.panel * panel_bytes(BF16, weight.k);
   const int num_tiles = rows.num_tiles(), num_blocks = rows.num_blocks();
@@ -201,7 +220,8 @@ void multiply_bf16(const Weight& weight, const Writer& to, const Columns& column
   TileUse use(TilePalette(TILE_ROW_BYTES, std::min(TILE_SIDE, rows.num_rows())));
   if (num_blocks == 1 && columns.last - columns.first == PANEL_VECTORS) {
     multiply_block(rows.tiles(0), rows.tile_step(0), w, num_tiles, all_sums);
-    return write_block(to, columns, first, rows.num_rows(), all_sums);
+    finish.update(first, rows.num_rows(), all_sums);
+    return finish.write(first, rows.num_rows(), all_sums);
   }
   const int parts = ceil_div(num_tiles, depth_of_part(num_tiles, num_blocks));
   const int lines = 2 * TILE_BYTES / 64;
@@ -219,8 +239,11 @@ void multiply_bf16(const Weight& weight, const Writer& to, const Columns& column
         add_products<2>(x, x_step, tiles, count, from == 0, sums + half * 2 * LANES, ahead);
       else
         add_products<1>(x, x_step, tiles, count, from == 0, sums + half * 2 * LANES, ahead);
-      for (int b = block; part == last_part && b < std::min(block + 2, num_blocks); b++)
-        write_block(to, columns, first + b * TILE_SIDE, rows.rows_of(b), all_sums + b * BLOCK_SUMS);
+      for (int b = block; part == last_part && b < std::min(block + 2, num_blocks); b++) {
+        const int row = first + b * TILE_SIDE;
+        finish.update(row, rows.rows_of(b), all_sums + b * BLOCK_SUMS);
+        finish.write(row, rows.rows_of(b), all_sums + b * BLOCK_SUMS);
+      }
     }
   }
 }
@@ -345,12 +368,9 @@ class GroupedProduct {
 };
 
 template <class Group>
-void multiply_grouped(const Weight& weight, const Writer& to, const Columns& columns, int first) {
+void add_groups(const char* w, float* sums) {
   const PackedRows& rows = scratch.rows;
-  const char* w = weight.data + columns.panel * panel_bytes(weight.format, weight.k);
   const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
-  float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
-  std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
   TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
   Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES,
@@ -367,8 +387,24 @@ void multiply_grouped(const Weight& weight, const Writer& to, const Columns& col
     else
       GroupedProduct<Group, 1, 16>(w, rows, block, 0, last).run(ahead);
   }
-  for (int block = 0; block < num_blocks; block++)
-    write_block(to, columns, first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
+}
+
+template <class Group>
+void multiply_grouped(const Weight& weight, const Finish& finish, int first) {
+  const PackedRows& rows = scratch.rows;
+  const int num_blocks = rows.num_blocks();
+  float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
+  std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
+  add_groups<Group>(weight.data + finish.columns.panel * panel_bytes(weight.format, weight.k), sums);
+  const auto for_blocks = [&](auto&& call) {
+    for (int block = 0; block < num_blocks; block++)
+      call(first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
+  };
+  if (finish.updates) {
+    TileUse use(TilePalette(TILE_ROW_BYTES, std::min(TILE_SIDE, rows.num_rows())));
+    for_blocks([&](int row, int count, float* at) { finish.update(row, count, at); });
+  }
+  for_blocks([&](int row, int count, float* at) { finish.write(row, count, at); });
 }
 
 }  // namespace
@@ -377,10 +413,12 @@ void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
                        const Columns& columns, int first, int last, uint64_t stage) {
   const int size = weight.format == BF16 ? weight.k : padded_k(weight.format, weight.k);
   scratch.rows.pack(x, weight.format, size, first, last, stage);
+  const Finish finish(to, columns, stage);
+  if (finish.updates) arrange_shrunk(*finish.updates, first, last, stage);
   switch (weight.format) {
-    case BF16: return multiply_bf16(weight, to, columns, first);
-    case Q8: return multiply_grouped<GroupQ8>(weight, to, columns, first);
-    default: return multiply_grouped<GroupQ4>(weight, to, columns, first);
+    case BF16: return multiply_bf16(weight, finish, first);
+    case Q8: return multiply_grouped<GroupQ8>(weight, finish, first);
+    default: return multiply_grouped<GroupQ4>(weight, finish, first);
   }
 }
 

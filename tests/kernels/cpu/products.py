@@ -63,6 +63,11 @@ def make_rows(team: Team, format: Format, x: Tensor, size: int | None = None) ->
     return rows
 
 
+def has_tiles(team: Team) -> bool:
+    """Return whether a team multiplies by tile registers."""
+    return bool(team.library.padded_k(Format.BF16, 1) > 2)
+
+
 def multiply(
     team: Team,
     rows: Rows,
@@ -149,8 +154,7 @@ class Unpacked:
 
 def unpack(team: Team, weight: PackedWeight) -> Unpacked:
     """Read a packed weight back as src/linear.h describes it."""
-    has_tiles = team.library.padded_k(Format.BF16, 1) > 2
-    unpacks = _UNPACK_TILES if has_tiles else _UNPACK
+    unpacks = _UNPACK_TILES if has_tiles(team) else _UNPACK
     columns, size, scale = unpacks[weight.format](weight.data, weight.num_panels)
     return Unpacked(
         values=_in_rows(columns, weight, check=True),

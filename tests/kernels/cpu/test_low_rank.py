@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Rows, Updates
+from remora.kernels.cpu.build import InstructionSet
 from remora.kernels.cpu.library import Epilogue, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program
 from remora.kernels.lora import LowRankSlots, RowGroups
 from tests.kernels.cpu import products
+from tests.kernels.cpu.conftest import load
 from tests.kernels.cpu.products import (
     EPS,
     GUARD,
+    has_tiles,
     make_batch,
     make_rows,
     pack_alone,
@@ -168,7 +171,10 @@ def absolute(slots: LowRankSlots, case: Case) -> LowRankSlots:
 
 
 def expect(team: Team, drawn: Drawn) -> tuple[Tensor, Tensor]:
-    """Return the product before its epilogue, and how far it can be off: one rounding a term."""
+    """Return the product before its epilogue, and how far it can be off: one rounding a term.
+
+    Tiles round x, unless it is bf16, and A x to bf16.
+    """
     case = drawn.case
     groups = RowGroups.of(np.array(case.rows, dtype=np.int32), CPU)
     read, unpacked = read_rows(drawn.rows, case.inputs), unpack(team, drawn.weight)
@@ -176,8 +182,12 @@ def expect(team: Team, drawn: Drawn) -> tuple[Tensor, Tensor]:
     product = read @ unpacked.values.T + drawn.bias.double()
     size = read.abs() @ unpacked.size.T + drawn.bias.abs().double()
     drawn.exact.add(floats, product, groups)
+    base = size.clone()
     absolute(drawn.exact, case).add(floats.abs(), size, groups)
-    return product, (2 * case.inputs + case.max_rank + 16) * EPS[torch.float32] * size
+    bound = (2 * case.inputs + case.max_rank + 16) * EPS[torch.float32] * size
+    if has_tiles(team) and case.dtype is torch.bfloat16:
+        bound += 2.1 * EPS[torch.bfloat16] * (size - base)
+    return product, bound
 
 
 def check(team: Team, case: Case) -> None:
@@ -211,14 +221,15 @@ def test_every_instruction_set_updates(
 
 @pytest.mark.parametrize("format", Format)
 @pytest.mark.parametrize("inputs", [64, 83])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbours(
-    library: Library, each_team: Team, format: Format, inputs: int
+    library: Library, each_team: Team, format: Format, inputs: int, dtype: torch.dtype
 ) -> None:
     rows = tuple(np.random.default_rng(0).integers(0, 4, 40).tolist()) + (1,) * 50
     single = Team(library, 1)
     for case in (
-        Case(format=format, inputs=inputs, rows=rows, parts=(64, 30, 41)),
-        Case(format=format, inputs=inputs, rows=rows, parts=(64, 64, 32)),
+        Case(format=format, inputs=inputs, rows=rows, parts=(64, 30, 41), dtype=dtype),
+        Case(format=format, inputs=inputs, rows=rows, parts=(64, 64, 32), dtype=dtype),
     ):
         drawn = Drawn(each_team, case)
         whole = multiply(each_team, drawn)
@@ -229,6 +240,32 @@ def test_a_row_does_not_depend_on_its_neighbours(
         if each_team.library.instructions == library.instructions:
             assert torch.equal(multiply(single, drawn), whole)
     single.close()
+
+
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q4])
+@pytest.mark.parametrize("max_rank", [9, 70])
+def test_tile_registers_update_like_their_emulation(format: Format, max_rank: int) -> None:
+    """The first rows are so small that sums of products are flushed to 0."""
+    ranks = ((max_rank,) * 2, (0, 0), (1, 4))
+    rows = (0, 3, 1, 1, 2, 0, 3, 3) + (1,) * 70 + (3, 1)
+    case = Case(
+        format=format,
+        dtype=torch.bfloat16,
+        parts=(64, 75),
+        ranks=ranks,
+        rows=rows,
+        max_rank=max_rank,
+    )
+    outs = []
+    for instructions in (InstructionSet.AMX, InstructionSet.EMULATED):
+        team = Team(load(instructions), 2)
+        drawn = Drawn(team, case)
+        drawn.x[:4] *= 2.0**-128
+        drawn.rows = make_rows(team, format, drawn.x)
+        outs.append(multiply(team, drawn))
+        team.close()
+
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
