@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -185,13 +186,31 @@ def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter)
 
 
 def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
-    """Run steps of few and of many rows, so that no request waits for a kernel's compilation."""
-    rows = 1
-    while rows <= plan.max_running_requests:
-        for num_tokens in (rows, rows + 1, 2 * rows):  # decode, both, extend
-            if num_tokens <= plan.max_step_tokens:
-                forward.forward(largest_step(plan, num_tokens, max_rows=rows))
-        rows = 4 * rows + 1
+    """Run steps of all kinds and sizes, so that no request waits for a kernel's compilation.
+
+    Kernels are compiled per class of tokens, of rows that decode, of rows that extend and of rows
+    with adapters. A class ends at least 1.5 times above its beginning, so the ladder meets each.
+    """
+    most = plan.max_step_tokens
+    rows = ladder(plan.max_running_requests)
+    for num_rows in rows:
+        forward.forward(largest_step(plan, min(2 * num_rows, most), max_rows=num_rows))
+    for num_tokens in sorted({*rows, *ladder(most)}):
+        if num_tokens <= most:
+            forward.forward(largest_step(plan, num_tokens))
+    if plan.adapters is not None:
+        for num_tokens in (1, min(plan.max_running_requests, most), most):
+            step = largest_step(plan, num_tokens)
+            forward.forward(replace(step, adapters=np.ones_like(step.adapters)))
+
+
+def ladder(most: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12 and so on below `most`, and `most`."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted(
+        {most, *(size for size in powers if size < most)}
+        | {size + size // 2 for size in powers if size + size // 2 < most}
+    )
 
 
 def warm_up_sampling(token_sampler: TokenSampler, vocab_size: int, device: torch.device) -> None:

@@ -76,7 +76,7 @@ def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, y: Tensor) -> N
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def int4_kernel(
     x: tl.tensor,
     w: tl.tensor,

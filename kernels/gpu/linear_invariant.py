@@ -57,7 +57,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def invariant_kernel(
     x: tl.tensor,
     w: tl.tensor,

@@ -169,7 +169,7 @@ def multiply_widened(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "x_scale_step"])
 def scaled_kernel(
     x: tl.tensor,
     w: tl.tensor,
@@ -222,7 +222,7 @@ def scaled_kernel(
     store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def blocks_kernel(
     x: tl.tensor,
     x_scales: tl.tensor,
@@ -259,7 +259,7 @@ def blocks_kernel(
     store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def widened_kernel(
     x: tl.tensor,
     w: tl.tensor,

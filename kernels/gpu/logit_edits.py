@@ -88,7 +88,9 @@ def mask_tokens(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         )
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(
+    do_not_specialize=["num_entries"], do_not_specialize_on_alignment=["rows", "ids", "values"]
+)
 def add_at_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -107,7 +109,10 @@ def add_at_kernel(
     tl.store(at_E, tl.load(at_E, mask=is_used_E, other=0.0) + value_E, mask=is_used_E)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(
+    do_not_specialize=["num_entries"],
+    do_not_specialize_on_alignment=["rows", "ids", "counts", "repetition", "presence", "frequency"],
+)
 def penalize_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -135,7 +140,7 @@ def penalize_kernel(
     tl.store(at_E, x_E - each_E * count_E.to(tl.float32), mask=is_used_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["lines"])
 def mask_kernel(
     logits: tl.tensor,
     lines: tl.tensor,

@@ -178,7 +178,7 @@ def _blocks(count: int, size: int) -> int:
     return -(-count // size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "tiles"])
 def shrink_kernel(
     x: tl.tensor,
     a: tl.tensor,
@@ -231,7 +231,7 @@ def shrink_kernel(
     tl.store(to_M[:, None] + column_R[None, :], sum_MR, mask=is_row_M[:, None] & is_used_R[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "rows", "tiles"])
 def look_up_kernel(
     token_ids: tl.tensor,
     a: tl.tensor,
@@ -264,7 +264,7 @@ def look_up_kernel(
     tl.store(to_M[:, None] + column_R[None, :], a_MR.to(tl.float32), mask=is_used_MR)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "tiles"])
 def expand_kernel(
     shrunk: tl.tensor,
     b: tl.tensor,

@@ -160,7 +160,7 @@ def multiply(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks", "num_rows", "num_pairs"])
 def experts_kernel(
     x: tl.tensor,
     x_scales: tl.tensor | None,

@@ -78,7 +78,7 @@ def align(ids: Tensor, num_experts: int, first_expert: int, size: int) -> Blocks
     return blocks
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
 def align_few_kernel(
     ids: tl.tensor,
     sorted_pairs: tl.tensor,
@@ -97,7 +97,7 @@ def align_few_kernel(
     place(ids, sorted_pairs, first_E, 0, num_pairs, first_expert, num_experts, E, P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def count_kernel(
     ids: tl.tensor,
     counts: tl.tensor,
@@ -115,7 +115,7 @@ def count_kernel(
     tl.store(counts + tl.program_id(0) * E + tl.arange(0, E), count_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks", "num_pairs", "max_blocks"])
 def add_up_kernel(
     counts: tl.tensor,
     firsts: tl.tensor,
@@ -143,7 +143,7 @@ def add_up_kernel(
     tl.store(firsts + expert_E, first_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def place_kernel(
     ids: tl.tensor,
     counts: tl.tensor,

@@ -68,7 +68,7 @@ def _options(elements: int) -> dict[str, Any]:
     return {"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": True}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x: tl.tensor,
     residual: tl.tensor,

@@ -184,7 +184,7 @@ def step_of(row_scales: Tensor | None) -> int:
     return int(row_scales is not None and len(row_scales) > 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "num_splits", "split_stride", "row_scale_step"])
 def reduce_splits_kernel(
     sums: tl.tensor,
     row_scales: tl.tensor | None,

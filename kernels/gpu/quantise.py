@@ -119,7 +119,7 @@ def quantise_rows_kernel(
             tl.store(values + at_K, value_K, mask=at_K < inputs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def quantise_groups_kernel(
     x: tl.tensor,
     values: tl.tensor,

@@ -17,54 +17,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "0"
 sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.kernels.gpu.ahead.absent import pretend, target_of  # isort: skip
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-import remora.kernels.dispatch
-import remora.kernels.gpu.arch
 from remora.kernels.gpu.arch import Arch
 
 LAUNCHES = Path(__file__).parent / "launches"
-
-
-class AbsentGPU:
-    """A driver of triton's for a GPU that can be compiled for, and for nothing else."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return device
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
 
 
 def main(name: str, families: list[str]) -> None:
     """Compile what the families launch, by default all of them, for one target."""
     arch = Arch(name)
     target = target_of(arch)
-    driver.set_active(AbsentGPU(target))
-    remora.kernels.dispatch.TRITON_DEVICES = frozenset({"meta"})
-    for module in arch_users():
-        module.arch_of = lambda device: arch
+    pretend(arch, "meta")
     made = compile_instead_of_running()
     for family in families or sorted(path.stem for path in LAUNCHES.glob("*.py")):
         launches = importlib.import_module(f"tests.kernels.gpu.launches.{family}")
-        for module in arch_users():
-            module.arch_of = lambda device: arch
+        pretend(arch, "meta")
         for case, launch in launches.LAUNCHES.items():
             made.clear()
             launch()
@@ -74,19 +51,6 @@ def main(name: str, families: list[str]) -> None:
                 sys.stdout.write(json.dumps({**found, **needs, "seconds": round(seconds, 2)}))
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-
-
-def target_of(arch: Arch) -> GPUTarget:
-    if arch is Arch.CDNA:
-        return GPUTarget("hip", arch.value, 64)
-    return GPUTarget("cuda", int(arch.value.removeprefix("sm_")), 32)
-
-
-def arch_users() -> Iterator[Any]:
-    """Yield every module that asks which GPU a tensor lies on."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("remora.kernels.") and hasattr(module, "arch_of"):
-            yield module
 
 
 def compile_instead_of_running() -> list[tuple[str, Any, float]]:
