@@ -208,8 +208,7 @@ def ladder(most: int) -> list[int]:
     """Return 1, 2, 3, 4, 6, 8, 12 and so on below `most`, and `most`."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted(
-        {most, *(size for size in powers if size < most)}
-        | {size + size // 2 for size in powers if size + size // 2 < most}
+        {min(size, most) for power in powers for size in (power, power * 3 // 2)} | {most}
     )
 
 
