@@ -32,14 +32,18 @@ from remora.kernels.moe_weights import Biases, ExpertWeight, values_of
 from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 
 # By rows of a block, for 16-bit elements; ups add as many columns as gates. Decode has few rows per
-# expert and is bound by reading weights: 16 KiB or more per stage.
+# expert and is bound by reading weights: 16 KiB or more per stage. On Hopper three stages let a
+# multiprocessor hold two programs.
 LAUNCHES = table(
     TileLaunch(rows=16, columns=32, inputs=128, num_warps=4, num_stages=4),
     TileLaunch(rows=32, columns=64, inputs=128, num_warps=4, num_stages=3),
     TileLaunch(rows=64, columns=64, inputs=64, num_warps=4, num_stages=4),
     TileLaunch(rows=128, columns=64, inputs=64, num_warps=8, num_stages=4),
     but={
-        Arch.HOPPER: (TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
+        Arch.HOPPER: (
+            TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=3),
+            TileLaunch(rows=128, columns=64, inputs=64, num_warps=8, num_stages=3),
+        ),
         Arch.BLACKWELL: (TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
     },
 )
@@ -89,9 +93,9 @@ def moe(
         y,
         hidden,
         y.stride(0),
-        ids.shape[1],
         first_expert,
         experts,
+        TOP_K=ids.shape[1],
         C=COMBINED,
         num_warps=4,
         num_stages=1,
@@ -273,18 +277,18 @@ def combine_kernel(
     y: tl.tensor,
     hidden: int,
     y_stride: int,
-    top_k: int,
     first_expert: int,
     num_experts: int,
+    TOP_K: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Program (token, block of columns)."""
+    """Program (token, block of columns); unrolled, so that it requests all outputs at once."""
     token = tl.program_id(0).to(tl.int64)
     column_C = tl.program_id(1) * C + tl.arange(0, C)
     is_column_C = column_C < hidden
     sum_C = tl.full([C], 0.0, tl.float32)
-    for place in range(top_k):
-        pair = token * top_k + place
+    for place in tl.static_range(TOP_K):
+        pair = token * TOP_K + place
         expert = tl.load(ids + pair) - first_expert
         is_held = (expert >= 0) & (expert < num_experts)
         is_given_C = tl.where(is_held, column_C, hidden) < hidden

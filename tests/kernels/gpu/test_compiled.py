@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from remora.kernels.gpu.arch import Arch
+from tests.kernels.gpu.ahead.rules import faults_of
 from tests.thinned import thinned
 
 HERE = Path(__file__).parent
@@ -50,3 +51,5 @@ def test_kernels_fit_and_spill_nothing(arch: Arch, record_property: Any) -> None
     assert {found["family"] for found in made} == families
     assert [found for found in made if found["spilled"] > allowed(found)] == []
     assert [found for found in made if found["shared"] > arch.shared_bytes] == []
+    if arch is Arch.HOPPER:
+        assert [(found, faults_of(found)) for found in made if faults_of(found)] == []

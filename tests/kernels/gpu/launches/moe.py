@@ -48,6 +48,7 @@ LAUNCHES = {
     "routing of DeepSeek-V3": partial(route, empty(8, 256, dtype=torch.bfloat16), V3, empty(256)),
     "bfloat16, 8 tokens": partial(layer, 8, torch.bfloat16),
     "bfloat16, 400 tokens": partial(layer, 400, torch.bfloat16),
+    "bfloat16, 800 tokens": partial(layer, 800, torch.bfloat16),
     "bfloat16, 4096 tokens": partial(layer, 4096, torch.bfloat16),
     "bfloat16 with biases and limits, 8 tokens": partial(
         layer,
@@ -57,6 +58,7 @@ LAUNCHES = {
         gating=Gating(sharpness=1.702, offset=1.0, limit=7.0),
     ),
     "fp8, 8 tokens": partial(layer, 8, torch.float8_e4m3fn),
+    "fp8, 400 tokens": partial(layer, 400, torch.float8_e4m3fn),
     "fp8, 4096 tokens": partial(layer, 4096, torch.float8_e4m3fn),
     "float32, 8 tokens": partial(layer, 8, torch.float32),
 }
