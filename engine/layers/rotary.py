@@ -34,12 +34,30 @@ class RotaryEmbedding:
         self.inverse_frequencies = _inverse_frequencies(config, exponents).to(device)
         self.scale = config.attention_factor
         self._long_frequencies: Tensor | None = None
+        self._table: Tensor | None = None
         if config.kind == "longrope":
             divisors = torch.tensor(config.long_divisors)
             self._long_frequencies = (1.0 / (divisors * config.theta**exponents)).to(device)
 
+    def tabulate(self, num_positions: int, dtype: torch.dtype) -> None:
+        """Compute all positions' angles once, for `angles` of the same dtype to look up.
+
+        A GPU launches one kernel for a lookup, and about ten for a computation.
+        """
+        positions = torch.arange(num_positions, device=self.inverse_frequencies.device)
+        self._table = torch.cat(self._computed(positions, dtype), dim=1)
+
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [num_tokens, P] of positions [num_tokens]."""
+        """Return cosines and sines [num_tokens, P], each row contiguous, of positions [num_tokens].
+
+        positions:  below those of `tabulate`, if it was called
+        """
+        if self._table is None or self._table.dtype != dtype:
+            return self._computed(positions, dtype)
+        cos, sin = self._table.index_select(0, positions).chunk(2, dim=1)
+        return cos, sin
+
+    def _computed(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         at = positions.float().unsqueeze(1)
         frequencies = self.inverse_frequencies
         if self.config.kind == "dynamic":

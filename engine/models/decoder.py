@@ -288,6 +288,11 @@ class DecoderModel:
             places[f"{HEAD}.weight"] = place
         return places
 
+    def tabulate_angles(self, num_positions: int) -> None:
+        """Compute the rotary angles of all positions once instead of in each step."""
+        for rotary in self.rotaries:
+            rotary.tabulate(num_positions, self.dtype)
+
     def make_invariant(self) -> None:
         """Make a row's bits independent of the other rows in the batch.
 

@@ -167,8 +167,10 @@ def make_forward(
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
         windowed=plan.windows is not None,
     )
-    if plan.on_device.deterministic and isinstance(model, DecoderModel):
-        model.make_invariant()
+    if isinstance(model, DecoderModel):
+        model.tabulate_angles(plan.max_model_len)
+        if plan.on_device.deterministic:
+            model.make_invariant()
     attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
     if compiling and plan.on_device.compiled_rows:

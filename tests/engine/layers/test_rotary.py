@@ -38,3 +38,17 @@ def test_divided_rope_has_a_divisor_for_each_pair() -> None:
     scaled = RotaryEmbedding(config, 32, device="cpu").inverse_frequencies
 
     assert scaled[3].item() == pytest.approx(10_000 ** (-3 / 16) / 4)
+
+
+@pytest.mark.parametrize("config", [RopeConfig(), LLAMA3, DYNAMIC])
+def test_angles_in_a_table_are_the_computed_ones(config: RopeConfig) -> None:
+    rotary = RotaryEmbedding(config, 32, device="cpu")
+    positions = torch.tensor([0, 3, 63, 64, 199])
+    computed = rotary.angles(positions, torch.float32)
+
+    rotary.tabulate(200, torch.float32)
+
+    torch.testing.assert_close(rotary.angles(positions, torch.float32), computed, atol=1e-6, rtol=0)
+    with pytest.raises(IndexError):
+        rotary.angles(torch.tensor([200]), torch.float32)
+    assert rotary.angles(torch.tensor([200]), torch.float64)[0].dtype == torch.float64
