@@ -72,7 +72,7 @@ def _describe_count(number: int) -> str:
 
 def _describe_compute(plan: EnginePlan, machine: MachineFacts) -> str:
     if plan.device != "cpu":
-        return plan.device
+        return f"{plan.device}, {human_bytes(machine.total_bytes)}"
     return (
         f"cpu, {_count(plan.num_threads, 'thread')} on {_count(machine.num_cores, 'core')} "
         f"({machine.cpu_name})"

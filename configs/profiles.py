@@ -12,10 +12,7 @@ from typing import Any
 Sections = Mapping[str, Mapping[str, Any]]
 
 _GPU = {
-    "device": "cuda",
-    "max_running_requests": 256,
-    "max_step_tokens": 8192,
-    "prefill_chunk_tokens": 8192,
+    "device": "cuda",  # whose memory decides the rows and tokens of a step
     "max_queued_requests": 1024,
 }
 PROFILES: Mapping[str, Sections] = MappingProxyType(

@@ -24,6 +24,7 @@ from remora.configs.dialects.resolve import resolve
 from remora.configs.live_update import DEPLOYMENT, MANAGER
 from remora.configs.load import parse_models
 from remora.configs.multiple_models import deployment_names, split_models
+from remora.configs.planning.scheduling_plan import running_requests
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
@@ -129,7 +130,7 @@ def deployment_options(
 ) -> Mapping[str, Any]:
     """Return Serve's options for a model's deployment. Does not open the model."""
     engine, drain_s = config.engine, config.api.drain_s
-    max_requests = engine.max_running_requests + engine.max_queued_requests + SLACK_REQUESTS
+    max_requests = running_requests(engine)[1] + engine.max_queued_requests + SLACK_REQUESTS
     return {
         "name": DEPLOYMENT,
         **scaling_options(config),

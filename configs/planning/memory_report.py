@@ -102,7 +102,8 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
         f"together   {human_bytes(found.total_bytes)}{of_rank}",
         "at a time  "
         + ", ".join(f"{number:,} sequences of {n:,} tokens" for n, number in found.concurrency),
-        f"batch      {plan.max_running_requests} sequences at most (engine.max_running_requests)",
+        f"batch      {plan.max_running_requests:,} sequences (engine.max_running_requests) and "
+        f"{plan.max_step_tokens:,} tokens (engine.max_step_tokens) a step at most",
     ]
     for size in sizes:
         tokens = _tokens_in(found, size)

@@ -169,7 +169,9 @@ def make_plan(
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
-    max_running, max_step, chunk = plan_limits(config, model, max_model_len)
+    max_running, max_step, chunk = plan_limits(
+        config, model, max_model_len, device, machine.total_bytes
+    )
     is_ours = model.implementation == "remora"
     on_device = plan_device(
         config, device, machine.has_triton, max_running, bool(adapters), is_capturable=is_ours

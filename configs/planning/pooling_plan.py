@@ -41,7 +41,7 @@ def make_pooling_plan(
     head_parameters:  of the layers after pooling, which are float32
     """
     _check_alone(config, task)
-    engine, written = config.engine, config.engine.model_fields_set
+    engine = config.engine
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
     weight_bytes = (
         model.num_parameters * DTYPE_BYTES[dtype] + head_parameters * DTYPE_BYTES["float32"]
@@ -57,7 +57,6 @@ def make_pooling_plan(
         context = min(context, max_tokens)
     num_threads = engine.num_threads or machine.num_cores
     usual_tokens = STEP_TOKENS_EACH * num_threads if device == "cpu" else DEVICE_STEP_TOKENS
-    has_rows = "max_running_requests" in written
     plan = EnginePlan(
         **common_fields(config, model_path),
         device=device,
@@ -69,7 +68,7 @@ def make_pooling_plan(
         kv_bytes=0,
         weight_bytes=weight_bytes,
         max_model_len=context,
-        max_running_requests=engine.max_running_requests if has_rows else MAX_ROWS,
+        max_running_requests=engine.max_running_requests or MAX_ROWS,
         max_step_tokens=engine.max_step_tokens or usual_tokens,
         prefill_chunk_tokens=context,
         max_queued_tokens=engine.max_queued_tokens,

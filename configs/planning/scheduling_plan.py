@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
 from remora.configs.schema import ServeConfig
-from remora.configs.sections.engine import SchedulePolicy
+from remora.configs.sections.engine import EngineSection, SchedulePolicy
 
-# Tokens of a step and of a prompt's chunk, if the configuration does not give them. Each step reads
-# an expert's weights for the few tokens that use it: models with experts take more tokens together.
-STEP_TOKENS, STEP_TOKENS_OF_EXPERTS = 512, 2048
+
+@dataclass(frozen=True, slots=True)
+class DefaultLimits:
+    """Limits of a step that the configuration does not give.
+
+    running:      most sequences
+    step_tokens:  most tokens, also of a prompt's chunk
+    """
+
+    running: int
+    step_tokens: int
+
+
+# On a CPU, each step reads an expert's weights for the few tokens that use it: models with experts
+# take more tokens together.
+ON_CPU, ON_CPU_WITH_EXPERTS = DefaultLimits(64, 512), DefaultLimits(64, 2048)
+# On a GPU, by its memory: (GiB below which a line applies, limits). A step's activations grow with
+# its tokens, and the gain of larger steps ends where products are bound by arithmetic.
+ON_GPU = (
+    (20, DefaultLimits(256, 2048)),  # T4, RTX 4000
+    (60, DefaultLimits(256, 4096)),  # L4, A10, RTX 4090 and 5090, L40S, A100 40 GB
+    (160, DefaultLimits(512, 8192)),  # A100 80 GB, H100, H20, H200
+    (math.inf, DefaultLimits(512, 16_384)),  # B200, MI300X
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +87,45 @@ def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
     )
 
 
-def plan_limits(config: ServeConfig, model: ModelFacts, max_model_len: int) -> tuple[int, int, int]:
+def default_limits(model: ModelFacts, device: str, device_bytes: int) -> DefaultLimits:
+    """Return the limits of a step on a device (cpu or cuda) with this memory in total."""
+    if device == "cpu":
+        return ON_CPU_WITH_EXPERTS if model.experts_per_token else ON_CPU
+    return next(limits for below, limits in ON_GPU if device_bytes < below * 2**30)
+
+
+def running_requests(engine: EngineSection) -> tuple[int, int]:
+    """Return the least and the most running requests that a plan may allow, on any machine."""
+    written = engine.max_running_requests
+    if written is not None:
+        return written, written
+    defaults = [ON_CPU.running] if engine.device != "cuda" else []
+    if engine.device != "cpu":
+        defaults += [limits.running for _, limits in ON_GPU]
+    return min(defaults), max(defaults)
+
+
+def plan_limits(
+    config: ServeConfig, model: ModelFacts, max_model_len: int, device: str, device_bytes: int
+) -> tuple[int, int, int]:
     """Return (running requests, step tokens, chunk tokens); defaults give way to written values.
 
+    device_bytes:  total memory of the device
     Raises ConfigError if prompts may not be chunked and do not fit one step.
     """
-    engine = config.engine
-    usual = STEP_TOKENS_OF_EXPERTS if model.experts_per_token else STEP_TOKENS
-    max_step = engine.max_step_tokens
+    engine, usual = config.engine, default_limits(model, device, device_bytes)
+    running, max_step = engine.max_running_requests or usual.running, engine.max_step_tokens
     if max_step is None:
         max_step = max(
-            usual,
-            engine.max_running_requests,
+            usual.step_tokens,
+            running,
             engine.prefill_chunk_tokens or 0,
             engine.max_prefill_tokens or 0,
             0 if engine.chunked_prefill else max_model_len,
         )
-    running = min(engine.max_running_requests, max_step)
+    running = min(running, max_step)
     if engine.chunked_prefill:
-        return running, max_step, min(engine.prefill_chunk_tokens or usual, max_step)
+        return running, max_step, min(engine.prefill_chunk_tokens or usual.step_tokens, max_step)
     if max_step < max_model_len:
         raise ConfigError(
             f"engine.chunked_prefill = false: prompts of up to {max_model_len} tokens must fit one "

@@ -39,7 +39,7 @@ class AutoscalingSection(Section):
     target_requests: Annotated[float, Field(gt=0, le=65_536)] | None = None
     """Running requests per replica to aim for. Waiting requests count as a backlog, by the time
     that it takes; if replicas report nothing, all open requests count. Default: three quarters of
-    engine.max_running_requests."""
+    engine.max_running_requests, or of its smallest default for the kind of device."""
 
     look_back_s: Seconds = 10.0
     """Seconds over which load and latencies are measured."""

@@ -104,16 +104,18 @@ class EngineSection(Section):
 
     # Scheduling
 
-    max_running_requests: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Most sequences computed in one step; the others wait."""
+    max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Most sequences computed in one step; the others wait. Default: 64 on a CPU; on a GPU 256, and
+    512 from 60 GiB of memory on."""
 
     max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Most tokens computed in one step: decoding sequences and prompt chunks together. Default:
-    512, for models with experts 2048: a step reads the weights of every expert that it uses."""
+    """Most tokens computed in one step: decoding sequences and prompt chunks together. Default on
+    a CPU: 512, for models with experts 2048; on a GPU by its memory: 2048 below 20 GiB, 4096 below
+    60, 8192 below 160, else 16384."""
 
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Most prompt tokens of one sequence in one step; longer prompts take several steps. Default:
-    512, for models with experts 2048, but no more than max_step_tokens."""
+    the default of max_step_tokens, or max_step_tokens if that is smaller."""
 
     chunked_prefill: bool = True
     """Whether a prompt may take several steps. false = a prompt waits until one step has room for

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from remora.configs.planning.scheduling_plan import running_requests
 from remora.configs.schema import ServeConfig
 
 POLICY = "remora.deployments.autoscaling.slo_policy:SloPolicy"
@@ -48,9 +49,9 @@ def _autoscaling(config: ServeConfig) -> AutoscalingConfig:
 
 def policy_targets(config: ServeConfig) -> dict[str, Any]:
     """Return the keyword arguments of the policy."""
-    section, most = config.autoscaling, config.engine.max_running_requests
+    section, (running, _) = config.autoscaling, running_requests(config.engine)
     return {
-        "requests": section.target_requests or max(most * DEFAULT_SHARE, 1.0),
+        "requests": section.target_requests or max(running * DEFAULT_SHARE, 1.0),
         "kv_usage": section.target_kv_usage,
         "ttft_s": section.target_ttft_s,
         "itl_s": section.target_itl_s,

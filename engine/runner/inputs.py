@@ -86,7 +86,8 @@ class InputBatch:
         self, *, max_rows: int, max_tokens: int, page_size: int, windowed: bool = False
     ) -> None:
         self._page_size = page_size
-        self._token_ids = np.full((max_rows, max_tokens + 2), IN_FLIGHT, dtype=np.int64)
+        # Zeros, because memory that is not written yet takes no space.
+        self._token_ids = np.zeros((max_rows, max_tokens + 2), dtype=np.int64)
         self._num_tokens = np.zeros(max_rows, dtype=np.int64)
         max_pages = pages_needed(max_tokens, page_size)
         self.tables: Int32Array = np.full((max_rows, max_pages), DUMP_PAGE, dtype=np.int32)

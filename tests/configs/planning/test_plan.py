@@ -17,6 +17,7 @@ from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan
+from remora.configs.planning.scheduling_plan import running_requests
 
 GIB = 2**30
 FOLDER = Path("/models/tiny")
@@ -140,6 +141,51 @@ def test_models_with_experts_take_larger_steps(
     made = plan(facts=make_model(experts_per_token=2), engine=engine)
 
     assert (made.max_step_tokens, made.prefill_chunk_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("gib", "expected"),
+    [
+        (14.6, (256, 2048)),
+        (22, (256, 4096)),
+        (79.1, (512, 8192)),
+        (140, (512, 8192)),
+        (191, (512, 16_384)),
+    ],
+)
+@pytest.mark.parametrize("experts", [0, 8])
+def test_the_memory_of_a_gpu_sets_the_default_limits(
+    gib: float, expected: tuple[int, int], experts: int
+) -> None:
+    size = int(gib * GIB)
+    machine = make_machine(size // 2, total_bytes=size, devices=("cuda:0", "cpu"))
+    model = make_model(experts_per_token=experts)
+
+    made = plan(facts=model, machine=machine)
+    written = plan(machine=machine, engine={"max_running_requests": 7, "max_step_tokens": 70})
+    chunk = plan(machine=machine, engine={"prefill_chunk_tokens": 100})
+
+    assert (made.max_running_requests, made.max_step_tokens) == expected
+    assert made.prefill_chunk_tokens == made.max_step_tokens
+    assert (written.max_running_requests, written.max_step_tokens) == (7, 70)
+    assert (chunk.prefill_chunk_tokens, chunk.max_step_tokens) == (100, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"max_running_requests": 9}, (9, 9)),
+        ({"device": "cpu"}, (64, 64)),
+        ({"device": "cuda"}, (256, 512)),
+        ({}, (64, 512)),
+    ],
+)
+def test_the_running_requests_of_an_unknown_machine_are_a_range(
+    engine: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    config = parse_args({"model": {"path": "m"}, "engine": engine})
+
+    assert running_requests(config.engine) == expected
 
 
 @pytest.mark.observes("model.served_name")
