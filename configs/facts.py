@@ -64,6 +64,7 @@ class MachineFacts:
     total_bytes:       memory of the device that the model runs on
     available_bytes:   memory that can be allocated now without swapping, cgroup limits included
     has_triton:        whether GPU kernels can be compiled
+    attention_libraries:  installed ones, by the names of engine.attention_backend
     """
 
     num_cores: int
@@ -73,3 +74,4 @@ class MachineFacts:
     cpu_features: tuple[str, ...]
     devices: tuple[str, ...]
     has_triton: bool = False
+    attention_libraries: tuple[str, ...] = ()

@@ -44,7 +44,23 @@ def read_machine_facts(
         cpu_features=features,
         devices=tuple(devices),
         has_triton=find_spec("triton") is not None,
+        attention_libraries=attention_libraries(),
     )
+
+
+def attention_libraries() -> tuple[str, ...]:
+    """Return the installed attention libraries, without importing them."""
+    # FlashAttention 4 is a folder of flash_attn, with version 2 or alone.
+    flash_attn = find_spec("flash_attn")
+    folders = () if flash_attn is None else flash_attn.submodule_search_locations or ()
+    found = {
+        "flashinfer": find_spec("flashinfer") is not None,
+        "fa4": any(Path(folder, "cute", "interface.py").is_file() for folder in folders),
+        "fa3": find_spec("flash_attn_interface") is not None,
+        "fa2": find_spec("flash_attn_2_cuda") is not None,
+        "torch_varlen": True,
+    }
+    return tuple(name for name, is_installed in found.items() if is_installed)
 
 
 def _allowed_cpus() -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
@@ -33,6 +33,18 @@ class AttentionBackend(Protocol):
         heads:  [T, num_heads + 2 * num_kv_heads, head_dim]: projected q, k and v heads; not changed
         spec:   the same object at every step of a layer
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
+        """
+
+
+@runtime_checkable
+class HostPlanned(Protocol):
+    """An attention backend that plans each step on the host."""
+
+    def plan_step(self, inputs: StepInputs, size: int | None) -> None:
+        """Plan a step before its layers attend, or before the graph that holds them replays.
+
+        size:  rows of the captured step, padded with rows of length 1 on the dump page; None = the
+               step is not captured
         """
 
 

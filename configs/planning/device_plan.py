@@ -6,21 +6,20 @@ device's best values.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.graph_sizes import graph_sizes
 from remora.configs.schema import ServeConfig
-
-Backend = Literal["torch", "triton"]
+from remora.configs.sections.engine import AttentionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
     """How a step runs.
 
-    attention_backend:  attention kernels
+    attention_backend:  attention kernels, by a name of engine.attention_backend other than auto
     graph_sizes:        rows of captured decode steps, ascending; () = no graphs
     graph_padding:      whether a step is padded to the next captured size
     graph_max_tokens:   longest sequence of a captured step; None = no limit
@@ -32,7 +31,7 @@ class DevicePlan:
     compiled_rows:      most rows of a compiled decode step; 0 = torch.compile is off
     """
 
-    attention_backend: Backend = "torch"
+    attention_backend: AttentionName = "torch"
     graph_sizes: tuple[int, ...] = ()
     graph_padding: bool = True
     graph_max_tokens: int | None = None
@@ -54,35 +53,40 @@ def plan_device(
     max_running: int,
     has_adapters: bool,
     *,
-    is_capturable: bool = True,
+    libraries: Collection[str] = (),
+    is_ours: bool = True,
 ) -> DevicePlan:
     """Decide how a step runs on a device, cpu or cuda. Raises ConfigError.
 
-    has_adapters:   whether there are adapter slots
-    is_capturable:  whether the model's steps can be captured as graphs
+    has_adapters:  whether there are adapter slots
+    libraries:     installed attention libraries
+    is_ours:       whether the model does not run with transformers' code, whose steps cannot be
+                   captured as graphs
     """
     if config.engine.deterministic:
         _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
-    plan = _plan_device(config, device, has_triton, max_running, is_capturable)
+    plan = _plan_device(config, device, has_triton, max_running, libraries, is_ours)
     return replace(plan, compiled_rows=_compiled_rows(config, max_running))
 
 
 def _plan_device(
-    config: ServeConfig, device: str, has_triton: bool, max_running: int, is_capturable: bool
+    config: ServeConfig,
+    device: str,
+    has_triton: bool,
+    max_running: int,
+    libraries: Collection[str],
+    is_ours: bool,
 ) -> DevicePlan:
     engine = config.engine
     if device == "cpu":
-        _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", triton=True)
+        _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", kernels=True)
         _refuse_splits(config)
         return DevicePlan(deterministic=engine.deterministic)
-    if engine.attention_backend == "triton" and not has_triton:
-        raise ConfigError(
-            "engine.attention_backend = triton: the package triton is not installed; install it, "
-            "or set the key to auto"
-        )
-    by_triton = has_triton and engine.attention_backend != "torch"
+    backend = _attention_backend(config, has_triton, libraries, is_ours)
+    if backend != "triton":
+        _refuse_splits(config)
     launched = DevicePlan(  # without graphs and overlap
-        attention_backend="triton" if by_triton else "torch",
+        attention_backend=backend,
         splits=engine.attention_splits,
         split_tokens=engine.attention_split_tokens,
     )
@@ -93,20 +97,18 @@ def _plan_device(
             ", or set parallel.tp_size and pp_size to 1",
         ),
         (
-            not by_triton,
+            backend == "torch",
             "torch's attention reads lengths on the host",
             ", or set engine.attention_backend to triton",
         ),
         (
-            not is_capturable,
+            not is_ours,
             "transformers' code runs the model, whose steps launch one by one",
             "",
         ),
     ):
         if is_launched:
             _refuse(config, reason, f"leave it out{advice}")
-            if not by_triton:
-                _refuse_splits(config)
             return launched
     return replace(
         launched,
@@ -117,6 +119,36 @@ def _plan_device(
         overlap=engine.overlap is not False,
         deterministic=engine.deterministic,
     )
+
+
+def _attention_backend(
+    config: ServeConfig, has_triton: bool, libraries: Collection[str], is_ours: bool
+) -> AttentionName:
+    """Return the backend on a GPU. Raises ConfigError."""
+    name = config.engine.attention_backend
+    if name == "auto":
+        return "triton" if has_triton else "torch"
+    if name == "torch":
+        return name
+    if not has_triton:  # the kernels around attention are Triton's
+        raise ConfigError(
+            f"engine.attention_backend = {name}: the package triton is not installed; install it, "
+            "or set the key to auto"
+        )
+    if name == "triton":
+        return name
+    others = ", ".join(("triton", *libraries))
+    for is_fault, reason in (
+        (name not in libraries, f"its package is not installed; available: {others}"),
+        (not is_ours, "transformers' code runs the model; set it to triton or torch"),
+        (
+            config.parallel.num_ranks > 1 and name == "flashinfer",
+            "it plans steps of one rank; set it to triton, or parallel.tp_size and pp_size to 1",
+        ),
+    ):
+        if is_fault:
+            raise ConfigError(f"engine.attention_backend = {name}: {reason}")
+    return name
 
 
 def _compiled_rows(config: ServeConfig, max_running: int) -> int:
@@ -173,7 +205,7 @@ def _check_deterministic(
         ),
         (
             "needs Triton kernels on a GPU; install triton, and set attention_backend to auto",
-            not is_cpu and (engine.attention_backend == "torch" or not has_triton),
+            not is_cpu and (engine.attention_backend not in ("auto", "triton") or not has_triton),
         ),
         (
             "excludes adapter slots on a GPU; use a single adapter in lora.adapters, which is "
@@ -185,8 +217,11 @@ def _check_deterministic(
             raise ConfigError(f"engine.deterministic = true: {reason}")
 
 
-def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = False) -> None:
-    """Raise ConfigError for a written key that the device does not support."""
+def _refuse(config: ServeConfig, reason: str, advice: str, *, kernels: bool = False) -> None:
+    """Raise ConfigError for a written key that the device does not support.
+
+    kernels:  whether it supports no attention backend of GPUs either
+    """
     engine = config.engine
     graph_keys = [key for key in type(engine).model_fields if key.startswith("graph_")]
     asked = {
@@ -195,7 +230,7 @@ def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = Fal
     asked |= {
         "overlap": engine.overlap is True,
         "graph_max_rows": bool(engine.graph_max_rows),
-        "attention_backend": triton and engine.attention_backend == "triton",
+        "attention_backend": kernels and engine.attention_backend not in ("auto", "torch"),
     }
     for key, is_asked in asked.items():
         if is_asked:

@@ -174,7 +174,13 @@ def make_plan(
     )
     is_ours = model.implementation == "remora"
     on_device = plan_device(
-        config, device, machine.has_triton, max_running, bool(adapters), is_capturable=is_ours
+        config,
+        device,
+        machine.has_triton,
+        max_running,
+        bool(adapters),
+        libraries=machine.attention_libraries,
+        is_ours=is_ours,
     )
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,

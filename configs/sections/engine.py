@@ -9,6 +9,9 @@ from pydantic import Field
 
 from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Section
 
+AttentionName = Literal[
+    "auto", "torch", "triton", "flashinfer", "fa2", "fa3", "fa4", "torch_varlen"
+]
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -29,9 +32,10 @@ class EngineSection(Section):
     wheel that contains them) and a page_size that is a multiple of 16; torch = the slower
     reference; auto = native if possible."""
 
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
-    """Attention kernels on a GPU. auto = triton if it is installed. On a CPU cpu_kernels decides,
-    and triton is refused."""
+    attention_backend: AttentionName = "auto"
+    """Attention kernels on a GPU: remora's own (triton), those of an installed library (flashinfer;
+    fa2, fa3, fa4 = FlashAttention; torch_varlen = torch's build of it), or torch operations, the
+    reference. auto = triton if it is installed. On a CPU cpu_kernels decides."""
 
     attention_splits: Annotated[int, Field(ge=1, le=256)] | None = None
     """Most parts into which Triton kernels split the keys of a decoding sequence; 1 = no split.

@@ -7,11 +7,13 @@ of how they attend or of page ownership.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from remora.engine.protocols import AttentionBackend
+from remora.engine.protocols import AttentionBackend, HostPlanned
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
+from remora.engine.runner.inputs import StepInputs
 
 
 class WindowedAttention:
@@ -41,3 +43,13 @@ class WindowedAttention:
             return self.full.attend(place, heads, rope, batch, spec)
         assert batch.windowed is not None, "tables of window layers are missing"
         return self.windowed.attend(place, heads, rope, batch.windowed, spec)
+
+    def plan_step(self, inputs: StepInputs, size: int | None) -> None:
+        """Plan a step for each backend that plans; see `protocols.HostPlanned`."""
+        windows = inputs.windows
+        assert windows is not None, "tables of window layers are missing"
+        if isinstance(self.full, HostPlanned):
+            self.full.plan_step(inputs, size)
+        if isinstance(self.windowed, HostPlanned):
+            own = replace(inputs, slots=windows.slots, tables=windows.tables)
+            self.windowed.plan_step(own, size)

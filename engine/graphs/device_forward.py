@@ -23,7 +23,7 @@ from remora.configs.planning.graph_sizes import size_for
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
-from remora.engine.protocols import AttentionBackend, Model
+from remora.engine.protocols import AttentionBackend, HostPlanned, Model
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import Int32Array, StepInputs, dummy_step
 from remora.engine.types import IntArray
@@ -70,6 +70,7 @@ class DeviceForward:
     ) -> None:
         self._model = model
         self._attention = attention
+        self._planned = attention if isinstance(attention, HostPlanned) else None
         self._limits = limits
         self._device = device
         num_lines = limits.max_rows + 1
@@ -111,6 +112,7 @@ class DeviceForward:
             step = dummy_step(size, size, self._limits.max_pages, windowed=self._limits.windowed)
             for adapted in kinds:
                 self._staging.upload(_padded(step, size, adapted, line=self._limits.max_rows))
+                self._plan_attention(step, size)
                 if results is None:
                     results = self._run_decode(size, adapted)
                 run = partial(self._decode_into, results, size, adapted)
@@ -161,9 +163,14 @@ class DeviceForward:
             if self._window_tables is not None:
                 self._window_tables.index_put_(at, window_pages)
 
+    def _plan_attention(self, inputs: StepInputs, size: int | None) -> None:
+        if self._planned is not None:
+            self._planned.plan_step(inputs, size)
+
     # -- one by one --------------------------------------------------------------------------
 
     def _launch(self, inputs: StepInputs) -> PassOutput:
+        self._plan_attention(inputs, None)
         num_decodes = inputs.num_decodes
         arrays: Arrays = [
             inputs.token_ids,
@@ -228,6 +235,7 @@ class DeviceForward:
         if replay is None:
             return None
         self._staging.upload(_padded(inputs, size, adapted, line=self._limits.max_rows))
+        self._plan_attention(inputs, size)
         made = replay()
         if len(inputs.logit_index) == num_rows:
             return PassOutput(made.hidden, made.logits[:num_rows])

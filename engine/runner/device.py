@@ -16,10 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from remora.configs.errors import ConfigError
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.latent import PagedLatents
+from remora.engine.attention.libraries import (
+    Needs,
+    capability,
+    check_supported,
+    extra_bytes,
+    make_backend,
+)
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
@@ -28,7 +34,6 @@ from remora.engine.graphs.cuda_graphs import GraphRunner, no_garbage_collection
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
-from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.observe.progress import progress_bar
 from remora.engine.protocols import AttentionBackend, Model
@@ -55,6 +60,9 @@ def make_attention(
     num_window_pages:  of window layers with a pool of their own; None = the plan's
     """
     latent = model.config.attention.latent if isinstance(model, DecoderModel) else None
+    if plan.device != "cpu" and isinstance(model, DecoderModel):
+        needs = Needs.of(model.config, model.dtype, plan.page_size, capability(plan.device))
+        check_supported(plan.on_device.attention_backend, needs)
     if latent is not None:
         return PagedLatents(
             num_layers=len(model.layers),
@@ -65,11 +73,7 @@ def make_attention(
             dtype=model.dtype,
             device=plan.device,
         )
-    backend: Callable[..., AttentionBackend] = TorchAttention
-    if plan.on_device.attention_backend == "triton":
-        if isinstance(model, DecoderModel):
-            _check_triton_supports(model.config)
-        backend = partial(TritonAttention, **split_options(plan.on_device))
+    backend = _make_backend(model, plan)
 
     def make(num_layers: int, pages: int) -> AttentionBackend:
         return backend(
@@ -92,17 +96,16 @@ def make_attention(
     )
 
 
-def _check_triton_supports(config: DecoderConfig) -> None:
-    unknown = None
-    if config.attention.alibi is not None:
-        unknown = "ALiBi"
-    elif any(layer.chunked for layer in config.layers):
-        unknown = "chunks"
-    if unknown is not None:
-        raise ConfigError(
-            f"{config.architecture} uses {unknown}, which the triton attention kernels do not "
-            "support; set engine.attention_backend to torch"
-        )
+def _make_backend(
+    model: DecoderModel | FallbackModel, plan: EnginePlan
+) -> Callable[..., AttentionBackend]:
+    name = plan.on_device.attention_backend
+    if name == "torch":
+        return TorchAttention
+    if name == "triton":
+        return partial(TritonAttention, **split_options(plan.on_device))
+    assert isinstance(model, DecoderModel), "libraries attend for remora's own models only"
+    return make_backend(name, plan, len(model.layout.share(model.config.num_heads)))
 
 
 def split_options(how: DevicePlan) -> dict[str, Any]:
@@ -183,6 +186,8 @@ def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter)
     token_sampler = make_token_sampler(plan)
     forward = make_forward(model, plan, 1, 1)
     needed = measure_steps(plan, model.vocab_size, forward, token_sampler, meter)
+    if isinstance(model, DecoderModel):
+        needed += extra_bytes(plan, model.config)
     logger.info("memory: the largest steps need %.2f GiB, excluding weights and KV", needed / 2**30)
     return needed
 

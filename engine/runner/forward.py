@@ -12,6 +12,7 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.attention.libraries import describe
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner
@@ -179,7 +180,9 @@ def _on_device(
     return BuiltForward(
         forward=forward,
         token_sampler=token_sampler,
-        description=f"{plan.on_device.attention_backend} on {plan.device}, decode steps {steps}",
+        description=(
+            f"{describe(plan.on_device.attention_backend)} on {plan.device}, decode steps {steps}"
+        ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
         device_tokens=forward,

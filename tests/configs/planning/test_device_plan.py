@@ -17,6 +17,8 @@ def plan_of(
     has_triton: bool = True,
     has_adapters: bool = False,
     tp_size: int = 1,
+    libraries: tuple[str, ...] = (),
+    is_ours: bool = True,
     **engine: Any,
 ) -> DevicePlan:
     config = parse_args(
@@ -28,6 +30,8 @@ def plan_of(
         has_triton=has_triton,
         max_running=20,
         has_adapters=has_adapters,
+        libraries=libraries,
+        is_ours=is_ours,
     )
 
 
@@ -62,6 +66,15 @@ def test_only_triton_on_one_gpu_uses_graphs_and_overlap(
     assert plan_of(**arguments) == expected
 
 
+def test_an_installed_library_is_used_where_it_is_named_only() -> None:
+    installed = ("fa3", "flashinfer")
+
+    assert plan_of(libraries=installed).attention_backend == "triton"
+    named = plan_of(libraries=installed, attention_backend="fa3")
+    assert (named.attention_backend, named.overlap) == ("fa3", True)
+    assert named.graph_sizes == plan_of().graph_sizes
+
+
 def test_switches_take_effect() -> None:
     assert not plan_of(overlap=False).overlap
     assert plan_of(deterministic=True).deterministic
@@ -81,6 +94,24 @@ def test_switches_take_effect() -> None:
         ({"has_triton": False, "graph_max_rows": 2}, "engine.graph_max_rows = 2: "),
         ({"has_triton": False, "attention_backend": "triton"}, "engine.attention_backend = triton"),
         ({"attention_backend": "torch", "overlap": True}, "engine.overlap = true: "),
+        ({"attention_backend": "fa3"}, "= fa3: its package is not installed; available: triton"),
+        ({"device": "cpu", "attention_backend": "fa3"}, "engine.attention_backend = fa3: "),
+        (
+            {"attention_backend": "fa3", "libraries": ("fa3",), "has_triton": False},
+            "the package triton is not installed",
+        ),
+        (
+            {"attention_backend": "fa3", "libraries": ("fa3",), "attention_splits": 4},
+            "engine.attention_splits = 4: ",
+        ),
+        (
+            {"attention_backend": "fa3", "libraries": ("fa3",), "deterministic": True},
+            "engine.deterministic = true: .*attention_backend to auto",
+        ),
+        (
+            {"attention_backend": "fa3", "libraries": ("fa3",), "is_ours": False},
+            "= fa3: transformers' code",
+        ),
         ({"deterministic": True, "tp_size": 2}, "true: .*parallel.tp_size"),
         ({"deterministic": True, "has_triton": False}, "true: .*install triton"),
         ({"deterministic": True, "has_adapters": True}, "true: .*lora.adapters"),

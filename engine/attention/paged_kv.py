@@ -1,0 +1,55 @@
+"""The KV pages of a GPU's attention backends, and what all of them do before they attend.
+
+Knows nothing of page ownership or of how a backend attends.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remora.engine.runner.batch import ForwardBatch, QKNormRope
+from remora.kernels.rope_store import rotate_and_store
+
+
+class PagedKV:
+    """K and V of all layers.
+
+    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; padding writes to
+               page 0, which holds no sequence. Zeroed, because libraries may multiply unwritten
+               slots by 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+
+    def store(self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch) -> Tensor:
+        """Apply QK norm and RoPE, store K and V; return the queries [T, num_heads, head_dim].
+
+        heads:  as in `protocols.AttentionBackend`
+        """
+        kv_pages = self.kv_pages[layer]
+        num_kv_heads = kv_pages.shape[3]
+        return rotate_and_store(
+            heads[:, : -2 * num_kv_heads],
+            heads[:, -2 * num_kv_heads : -num_kv_heads],
+            heads[:, -num_kv_heads:],
+            rope.cos,
+            rope.sin,
+            kv_pages,
+            batch.slots,
+            norms=rope.norms,
+            eps=rope.eps,
+            interleaved=rope.interleaved,
+        )
