@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
+    Effect,
     Harmless,
     Means,
     NoEffect,
     Refusal,
-    Refused,
     Rule,
     Sets,
     Settings,
@@ -56,7 +56,10 @@ def _to_quantisation(settings: Settings) -> Any:
 def _of_modes(value: list[str], given: Mapping[str, Any]) -> Harmless:
     for mode in value:
         if mode not in _MODES:
-            raise Refusal(f"{mode}: not yet: 8-bit KV cache, and kernels of other libraries")
+            raise Refusal(
+                f"{mode}: not yet: 8-bit KV cache, and PPL's kernels; {', '.join(_MODES)} have no "
+                "effect"
+            )
     return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen automatically")
 
 
@@ -117,7 +120,30 @@ def _to_no_stats(settings: Settings) -> Any:
     return True if key in settings and settings[key] is None else UNSAID
 
 
-_NO_FLASHINFER = Refused("not offered: FlashInfer; attention uses Triton kernels")
+def _of_fa3(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    return {"engine.attention_backend": "fa3"} if value else Harmless("Triton's kernels attend")
+
+
+def _of_flashinfer(value: bool, given: Mapping[str, Any]) -> Effect | Harmless:
+    if not value:
+        return Harmless("Triton's kernels attend")
+    if given.get("--enable_fa3"):
+        raise Refusal("--enable_fa3 selects another backend; keep one of the two")
+    return Effect(
+        {"engine.attention_backend": "flashinfer"}, "prefill and decode use the same backend"
+    )
+
+
+def _writes_backend(name: str) -> Callable[[Settings], Any]:
+    return lambda settings: settings.get("engine.attention_backend") == name or UNSAID
+
+
+_FLASHINFER = Means(
+    keys=("engine.attention_backend",),
+    reads=_of_flashinfer,
+    writes=_writes_backend("flashinfer"),
+    how="prefill and decode use the same backend",
+)
 
 RULES: Mapping[str, Rule] = {
     "--host": Sets(key="http.host"),
@@ -217,9 +243,11 @@ RULES: Mapping[str, Rule] = {
     "--reasoning_parser": REASONING,
     "--output_constraint_mode": Sets(key="grammar.backend"),
     "--token_healing_mode": Sets(key="grammar.token_healing"),
-    "--enable_fa3": Refused("not offered: FlashAttention 3; attention uses Triton kernels"),
-    "--enable_flashinfer_prefill": _NO_FLASHINFER,
-    "--enable_flashinfer_decode": _NO_FLASHINFER,
+    "--enable_fa3": Means(
+        keys=("engine.attention_backend",), reads=_of_fa3, writes=_writes_backend("fa3")
+    ),
+    "--enable_flashinfer_prefill": _FLASHINFER,
+    "--enable_flashinfer_decode": _FLASHINFER,
     "--disable_cudagraph": no_graphs("--graph_max_batch_size"),
     "--graph_max_batch_size": Sets(key="engine.graph_max_rows"),
     "--graph_split_batch_size": Means(

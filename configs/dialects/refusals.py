@@ -33,7 +33,9 @@ _NVTX = Refused("not offered: NVTX ranges; profile with debug.profile_dir")
 REFUSALS: Mapping[str, Rule] = {
     "spec.": _SPECULATION,
     "moe.": _EXPERT_PARALLEL,
-    "moe.runner_backend": NoEffect("remora uses its own expert kernels; same outputs"),
+    "moe.runner_backend": NoEffect(
+        "experts always use Triton's kernels on a GPU, native ones on a CPU; same outputs"
+    ),
     "moe.shared_expert_fusion": NoEffect("shared experts run separately; same outputs"),
     "moe.fp4_allgather": NoEffect("4-bit experts are dequantised while they load"),
     "moe.mxfp4_precision": NoEffect("4-bit experts are dequantised while they load"),
@@ -75,7 +77,9 @@ REFUSALS: Mapping[str, Rule] = {
     "attention.fmha.show_params": Refused(
         "not offered: printing kernel parameters; `remora doctor` shows the kernels in use"
     ),
-    "attention.flashinfer": NoEffect("FlashInfer is never used"),
+    "attention.flashinfer": NoEffect(
+        "FlashInfer attends only where engine.attention_backend names it"
+    ),
     "attention.xqa": _OWN_KERNELS,
     "attention.triton.reduce_fp32": NoEffect("attention always accumulates in float32"),
     "comm.": _NCCL,
@@ -98,7 +102,9 @@ REFUSALS: Mapping[str, Rule] = {
     "kernel.pdl": NoEffect("kernels launch without programmatic dependent launch"),
     "kernel.arm_kleidiai": _HARDWARE,
     "kernel.rocm_hipblaslt_config": _HARDWARE,
-    "kernel.deep_gemm_sms": Refused("DeepGEMM is not used"),
+    "kernel.deep_gemm_sms": Refused(
+        "DeepGEMM is not used; products of weights use cuBLAS, experts Triton's kernels"
+    ),
     "determinism.stable_scatter_add": NoEffect("no kernel uses scatter-add"),
     "debug.nvtx": _NVTX,
     "debug.device_perf": Refused(
@@ -117,7 +123,9 @@ REFUSALS: Mapping[str, Rule] = {
     "moe.dense_tp_size": Refused("parallel.tp_size divides dense and expert layers alike"),
     "lora.chunk_size": NoEffect("the adapter kernel chooses its sizes; same outputs"),
     "routing.wrr_available_ratio": Refused("replicas have no weights; see routing.policy"),
-    "sampling.backend": NoEffect("sampling has one implementation per device"),
+    "sampling.backend": NoEffect(
+        "sampling always uses Triton's kernels on a GPU, native ones on a CPU"
+    ),
     "http.workers": Refused(
         "Serve's proxy and the replicas accept connections; raise parallel.num_replicas or "
         "routing.num_gateways for more processes",

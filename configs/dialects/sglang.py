@@ -182,7 +182,10 @@ RULES: Mapping[str, Rule] = {
         refuse=dict.fromkeys(("xpu", "hpu", "npu"), "remora runs on cuda and cpu"),
     ),
     "--attention-backend": Sets(
-        key="engine.attention_backend", table=values.ATTENTION, strict=True
+        key="engine.attention_backend",
+        table=values.ATTENTION,
+        strict=True,
+        refuse=values.NO_ATTENTION,
     ),
     "--prefill-attention-backend": values.PHASE,
     "--decode-attention-backend": values.PHASE,

@@ -19,7 +19,28 @@ from remora.configs.dialects.rules import (
 )
 from remora.configs.dialects.shared_rules import WEIGHT_ONLY, only_with
 
-ATTENTION = {"triton": "triton", "torch_native": "torch"}
+ATTENTION = {
+    "triton": "triton",
+    "torch_native": "torch",
+    "flashinfer": "flashinfer",
+    "fa3": "fa3",
+    "fa4": "fa4",
+}
+_LATENT = "not offered: latent attention of this library; set it to triton"
+_AMD = "not offered: this library for AMD GPUs; set it to triton"
+NO_ATTENTION = {
+    "flex_attention": "not offered: FlexAttention; set it to triton",
+    "nsa": "not offered: sparse attention; set it to triton for models without it",
+    "cutlass_mla": _LATENT,
+    "flashmla": _LATENT,
+    "trtllm_mla": _LATENT,
+    "trtllm_mha": "not offered: TensorRT-LLM's kernels; set it to flashinfer",
+    "dual_chunk_flash_attn": "not offered: dual chunk attention; set it to fa3",
+    "aiter": _AMD,
+    "wave": _AMD,
+    "intel_amx": "native CPU kernels use AMX without it; leave it out (engine.cpu_kernels)",
+    "ascend": "this hardware is not supported; set it to triton on CUDA GPUs",
+}
 _THRESHOLD = 10  # SGLang's default
 _PREFERRED = {
     "temperature": "temperature",
@@ -226,11 +247,13 @@ def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Setti
         given.get("--prefill-attention-backend"),
         given.get("--decode-attention-backend"),
     )
+    if value in NO_ATTENTION:
+        raise Refusal(NO_ATTENTION[value])
     if value in ATTENTION and all(other in (None, value) for other in others):
         return Effect(
             {"engine.attention_backend": ATTENTION[value]}, "prefill and decode use the same"
         )
-    raise Refusal("prefill and decode use the same backend: triton or torch_native")
+    raise Refusal(f"prefill and decode use the same backend: one of {', '.join(ATTENTION)}")
 
 
 PHASE = Means(keys=("engine.attention_backend",), reads=_of_phase, writes=never)

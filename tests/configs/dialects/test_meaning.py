@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from remora.configs.dialects import sglang_values
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import System
 from remora.configs.dialects.convert import settings_of
@@ -23,6 +24,8 @@ ON = {"--enable-priority-scheduling": True}
 THRESHOLD = {"--priority-scheduling-preemption-threshold": 3}
 GAP = "engine.priority_preemption_gap"
 CHUNK = {"--chunked_prefill_size": 4096}
+BACKEND = "engine.attention_backend"
+FLASHINFER = ("--enable_flashinfer_prefill", "--enable_flashinfer_decode")
 
 
 def loader(**said: Any) -> dict[str, Any]:
@@ -40,6 +43,13 @@ def loader(**said: Any) -> dict[str, Any]:
         ("sglang", loader(enable_multithread_load=False), "model.load_threads", 1),
         ("sglang", loader(enable_multithread_load=True), "model.load_threads", 8),
         ("sglang", loader(enable_multithread_load=True, num_threads=3), "model.load_threads", 3),
+        ("sglang", {"--attention-backend": "fa4"}, BACKEND, "fa4"),
+        ("sglang", {"--decode-attention-backend": "flashinfer"}, BACKEND, "flashinfer"),
+        ("sglang", {"--attention-backend": "torch_native"}, BACKEND, "torch"),
+        ("lightllm", {"--enable_fa3": True}, BACKEND, "fa3"),
+        ("lightllm", dict.fromkeys(FLASHINFER, True), BACKEND, "flashinfer"),
+        ("lightllm", {FLASHINFER[1]: True}, BACKEND, "flashinfer"),
+        ("lightllm", dict.fromkeys(FLASHINFER, False), BACKEND, None),
         ("lightllm", CHUNK, "engine.prefill_chunk_tokens", 4096),
         (
             "lightllm",
@@ -50,9 +60,37 @@ def loader(**said: Any) -> dict[str, Any]:
     ],
 )
 def test_values_that_depend_on_others(
-    system: System, given: dict[str, Any], key: str, value: int | None
+    system: System, given: dict[str, Any], key: str, value: int | str | None
 ) -> None:
     assert settings_of(of(system, given).args).get(key) == value
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "message"),
+    [
+        (
+            "sglang",
+            {"--prefill-attention-backend": "fa3", "--decode-attention-backend": "triton"},
+            "the same backend: one of triton, torch_native, flashinfer, fa3, fa4",
+        ),
+        (
+            "lightllm",
+            {"--enable_fa3": True, **dict.fromkeys(FLASHINFER, True)},
+            "--enable_fa3 selects another backend",
+        ),
+    ],
+)
+def test_one_attention_backend_serves_both_phases(
+    system: System, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        of(system, given)
+
+
+def test_each_attention_backend_of_sglang_is_ours_or_refused_by_name() -> None:
+    choices = DIALECTS["sglang"].parameters["--attention-backend"].choices
+    assert choices is not None
+    assert {*sglang_values.ATTENTION, *sglang_values.NO_ATTENTION} == {*choices}
 
 
 @pytest.mark.parametrize(
