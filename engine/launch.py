@@ -249,9 +249,9 @@ def build_follower(
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = make_table(plan)
-    forward = build_forward(model, plan, table, _kernels(), group)
-    torch.set_num_threads(forward.torch_threads)
-    return Follower(forward.forward, table, channel, group, pool)
+    built = build_forward(model, plan, table, _kernels(), group)
+    torch.set_num_threads(built.torch_threads)
+    return Follower(built.forward, table, channel, group, pool, shared_tokens=built.shared_tokens)
 
 
 def _new_weights(

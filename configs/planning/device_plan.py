@@ -92,11 +92,6 @@ def _plan_device(
     )
     for is_launched, reason, advice in (
         (
-            config.parallel.num_ranks > 1,
-            "several ranks launch their steps one by one",
-            ", or set parallel.tp_size and pp_size to 1",
-        ),
-        (
             backend == "torch",
             "torch's attention reads lengths on the host",
             ", or set engine.attention_backend to triton",
@@ -142,8 +137,8 @@ def _attention_backend(
         (name not in libraries, f"its package is not installed; available: {others}"),
         (not is_ours, "transformers' code runs the model; set it to triton or torch"),
         (
-            config.parallel.num_ranks > 1 and name == "flashinfer",
-            "it plans steps of one rank; set it to triton, or parallel.tp_size and pp_size to 1",
+            config.parallel.pp_size > 1 and name == "flashinfer",
+            "it plans whole steps, which stages divide; set it to triton, or parallel.pp_size to 1",
         ),
     ):
         if is_fault:

@@ -141,6 +141,13 @@ class RankGroup:
             self._present(self._all).recv([dense], source, MESSAGES).wait()
         return values if dense is values else values.copy_(dense)
 
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Overwrite `values` with rank 0's, on all ranks of the replica; returns `values`."""
+        dense = values.contiguous()
+        with self._exchange_or_leave("could not receive from rank 0"):
+            self._present(self._all).broadcast(dense, 0).wait()
+        return values if dense is values else values.copy_(dense)
+
     def close(self) -> None:
         """Leave the group; the others notice at once.
 

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
 
 from remora.configs.errors import EngineError
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.group import Group
+from remora.engine.parallel.shared_tokens import SharedTokens
 from remora.engine.parallel.wire import Failed, JoinGroup, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
 from remora.engine.runner.inputs import InputBatch
+from remora.engine.types import IntArray, TokenArray
 
 
 class Follower:
     """Rows and forward pass of a rank other than 0.
 
     adapters:                its adapter pool; None = no slots
+    shared_tokens:           receives rank 0's tokens before the host knows them; None = steps do
+                             not need them
     num_steps, step_time_s:  totals so far
     """
 
@@ -31,6 +36,8 @@ class Follower:
         channel: Channel,
         group: Group,
         adapters: AdapterPool | None = None,
+        *,
+        shared_tokens: SharedTokens | None = None,
     ) -> None:
         self.adapters = adapters
         self.num_steps = 0
@@ -39,6 +46,7 @@ class Follower:
         self._table = table
         self._channel = channel
         self._group = group
+        self._shared_tokens = shared_tokens
 
     def run(self) -> None:
         """Handle rank 0's messages until it is gone. Reports an error to rank 0 and raises it."""
@@ -72,8 +80,7 @@ class Follower:
                 raise ValueError(f"unexpected message from rank 0: {message}")
 
     def _step(self, step: Step) -> None:
-        if len(step.rows):
-            self._table.add_tokens(step.rows, step.token_ids)
+        self._add_tokens(step.rows, step.token_ids)
         if self.adapters is not None:
             for load in step.plan.loads:
                 self.adapters.install(load.slot, load.lora_id)
@@ -83,3 +90,13 @@ class Follower:
             plan = step.plan
             self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
         self._forward.forward(self._table.inputs(step.plan))
+        sampled = step.plan.rows[step.plan.samples]
+        if self._shared_tokens is not None and len(sampled):
+            self._shared_tokens.receive(sampled)
+
+    def _add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
+        """Append tokens in order; a row may have several, of steps that overlapped."""
+        while len(rows):
+            _, first = np.unique(rows, return_index=True)
+            self._table.add_tokens(rows[first], token_ids[first])
+            rows, token_ids = np.delete(rows, first), np.delete(token_ids, first)

@@ -27,6 +27,9 @@ class Group(Protocol):
     def receive(self, values: Tensor, source: int) -> Tensor:
         """Overwrite `values` with what a rank sends; returns `values`."""
 
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Overwrite `values` with rank 0's, on all ranks of the replica; returns `values`."""
+
     def close(self) -> None:
         """Leave the group; further calls do nothing."""
 
@@ -37,6 +40,10 @@ class Alone:
     layout = Layout()
 
     def all_reduce(self, values: Tensor) -> Tensor:
+        """Return `values`."""
+        return values
+
+    def broadcast(self, values: Tensor) -> Tensor:
         """Return `values`."""
         return values
 

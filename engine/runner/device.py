@@ -36,6 +36,8 @@ from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.observe.progress import progress_bar
+from remora.engine.parallel.group import ALONE, Group
+from remora.engine.parallel.rank_model import RankModel
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.device_memory import Meter, largest_step, measure_steps
 from remora.engine.runner.eager import make_batch
@@ -157,11 +159,13 @@ def make_forward(
     num_pages: int,
     num_window_pages: int | None = None,
     *,
+    group: Group = ALONE,
     compiling: bool = False,
 ) -> DeviceForward:
     """Make the forward pass over KV pools of these sizes, without captured graphs.
 
     num_window_pages:  as in `make_attention`
+    group:             of the rank whose share the model is
     compiling:         whether to compile the decode steps that the plan compiles
     """
     limits = StepLimits(
@@ -176,6 +180,8 @@ def make_forward(
             model.make_invariant()
     attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
+    if group.layout.num_ranks > 1:
+        steps = RankModel(model, group, micro_batches=plan.micro_batches)
     if compiling and plan.on_device.compiled_rows:
         steps = compile_model(model, attention, plan, show_progress=True)
     return DeviceForward(steps, attention, limits, torch.device(plan.device))

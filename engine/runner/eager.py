@@ -19,6 +19,7 @@ from torch import Tensor
 from remora.engine.kv.pages import pages_needed
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.micro_batches import split_inputs
+from remora.engine.parallel.rank_model import gather_logits
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import Int32Array, Int64Array, StepInputs
@@ -118,19 +119,7 @@ class EagerForward:
             own = self._model.logits(self._hidden[index], groups)
             if layout.num_ranks == 1:
                 return own
-        if layout.rank != 0 or num_rows == 0:
-            if own is not None:
-                self._group.send(own, 0)
-            return torch.empty((0, vocab_size), device=self._device)
-        logits = torch.empty((num_rows, vocab_size), device=self._device)
-        for rank in layout.last_stage:
-            held = layout.at(rank).share(vocab_size)
-            part = logits[:, held.start : held.stop]
-            if rank != 0:
-                self._group.receive(part, rank)
-            elif own is not None:
-                part.copy_(own)
-        return logits
+        return gather_logits(self._group, own, num_rows, vocab_size, self._device)
 
 
 def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> ForwardBatch:

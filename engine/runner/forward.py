@@ -21,6 +21,7 @@ from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import ALONE, Group
+from remora.engine.parallel.shared_tokens import SharedTokens
 from remora.engine.protocols import DeviceTokens, Fill, ForwardPass, nothing_left
 from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
@@ -44,7 +45,8 @@ class BuiltForward:
     description:        for logs and /server_info
     step_weight_bytes:  bytes of weights that a step of one token reads
     torch_threads:      threads for torch; a step program's own threads need the cores
-    device_tokens:      the pass again, if it may begin with tokens that only the device knows
+    device_tokens:      receives tokens that only the device knows, if the pass may begin with them
+    shared_tokens:      the same of several ranks
     """
 
     forward: ForwardPass
@@ -53,6 +55,7 @@ class BuiltForward:
     step_weight_bytes: int
     torch_threads: int
     device_tokens: DeviceTokens | None = None
+    shared_tokens: SharedTokens | None = None
 
 
 def build_forward(
@@ -72,9 +75,10 @@ def build_forward(
     fill:       loads the model's weights, unless they are loaded
     Raises ConfigError when the configuration demands what this machine or model cannot do.
     """
-    if plan.device != "cpu" and group.layout.num_ranks == 1:
+    is_alone = group.layout.num_ranks == 1
+    if plan.device != "cpu" and (is_alone or plan.on_device.attention_backend != "torch"):
         fill(None)
-        return _on_device(model, plan, show_progress=show_progress)
+        return _on_device(model, plan, group, show_progress=show_progress)
     if plan.device != "cpu":
         return _eager(model, plan, group, fill, f"torch on {plan.device}")
     if isinstance(model, FallbackModel):
@@ -164,10 +168,10 @@ def _native(
 
 
 def _on_device(
-    model: DecoderModel | FallbackModel, plan: EnginePlan, *, show_progress: bool
+    model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, *, show_progress: bool
 ) -> BuiltForward:
     weight_bytes = step_weight_bytes(model)
-    forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
+    forward = device.make_forward(model, plan, plan.num_pages, group=group, compiling=True)
     device.warm_up(forward, plan)
     token_sampler = device.make_token_sampler(plan)
     device.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))
@@ -177,6 +181,9 @@ def _on_device(
         steps = f"captured in graphs of up to {plan.on_device.graph_sizes[-1]} rows"
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
+    shared = None
+    if group.layout.num_ranks > 1:
+        shared = SharedTokens(forward, group, torch.device(plan.device))
     return BuiltForward(
         forward=forward,
         token_sampler=token_sampler,
@@ -185,7 +192,8 @@ def _on_device(
         ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
-        device_tokens=forward,
+        device_tokens=forward if shared is None else shared,
+        shared_tokens=shared,
     )
 
 

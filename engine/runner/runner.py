@@ -82,7 +82,8 @@ class LocalRunner:
         self._adapters = adapters
         self._device_tokens = device_tokens
         self._steps: deque[_Step] = deque()
-        self._sampled = (NO_ROWS, NO_TOKENS)
+        # Tokens of steps that finished since the last one began, for the followers.
+        self._finished: list[tuple[IntArray, TokenArray]] = []
         self._prompts: dict[int, RowInit] = {}
         self._shown: set[int] = set()  # rows that asked for hidden states
 
@@ -136,7 +137,7 @@ class LocalRunner:
                 stays = ~np.isin(rows, list(step.gone))
                 rows, token_ids = rows[stays], token_ids[stays]
             self._table.add_tokens(rows, token_ids)
-        self._sampled = (step.rows, sampled.token_ids)
+            self._finished.append((rows, token_ids))
         return StepResult(
             step_id=step.plan.step_id,
             rows=step.rows,
@@ -151,7 +152,11 @@ class LocalRunner:
         )
 
     def _begin(self, plan: StepPlan) -> None:
-        self._followers.step(plan, *self._sampled)  # first: they have as much to do as rank 0
+        rows, token_ids = NO_ROWS, NO_TOKENS
+        if self._finished:
+            rows, token_ids = map(np.concatenate, zip(*self._finished, strict=True))
+            self._finished = []
+        self._followers.step(plan, rows, token_ids)  # first: they have as much to do as rank 0
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
         rows = plan.rows[plan.samples]

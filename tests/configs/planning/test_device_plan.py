@@ -17,12 +17,17 @@ def plan_of(
     has_triton: bool = True,
     has_adapters: bool = False,
     tp_size: int = 1,
+    pp_size: int = 1,
     libraries: tuple[str, ...] = (),
     is_ours: bool = True,
     **engine: Any,
 ) -> DevicePlan:
     config = parse_args(
-        {"model": {"path": "x"}, "engine": engine, "parallel": {"tp_size": tp_size}}
+        {
+            "model": {"path": "x"},
+            "engine": engine,
+            "parallel": {"tp_size": tp_size, "pp_size": pp_size},
+        }
     )
     return plan_device(
         config,
@@ -43,6 +48,10 @@ def test_a_gpu_overlaps_steps_and_captures_all_batch_sizes() -> None:
     assert plan.graph_sizes == (1, 2, 4, 8, 16, 20)
 
 
+def test_several_ranks_overlap_and_capture_like_one() -> None:
+    assert plan_of(tp_size=2, pp_size=2) == plan_of()
+
+
 def test_graphs_have_the_sizes_that_are_written() -> None:
     assert plan_of(graph_max_rows=6, graph_fine=1).graph_sizes == (1, 2, 3, 4, 5, 6)
     assert plan_of(graph_split=8, graph_step=6).graph_sizes == (1, 2, 4, 8, 12, 18, 20)
@@ -55,12 +64,11 @@ def test_graphs_have_the_sizes_that_are_written() -> None:
     [
         ({"has_triton": False}, DevicePlan(attention_backend="torch")),
         ({"attention_backend": "torch"}, DevicePlan(attention_backend="torch")),
-        ({"tp_size": 2}, DevicePlan(attention_backend="triton")),
         ({"device": "cpu"}, ONE_BY_ONE),
         ({"device": "cpu", "overlap": False, "graph_max_rows": 0, "graph_step": 8}, ONE_BY_ONE),
     ],
 )
-def test_only_triton_on_one_gpu_uses_graphs_and_overlap(
+def test_only_kernels_on_a_gpu_use_graphs_and_overlap(
     arguments: dict[str, Any], expected: DevicePlan
 ) -> None:
     assert plan_of(**arguments) == expected
@@ -89,8 +97,10 @@ def test_switches_take_effect() -> None:
         ({"device": "cpu", "graph_max_rows": 8}, "engine.graph_max_rows = 8: "),
         ({"device": "cpu", "graph_step": 8}, "engine.graph_step = 8: "),
         ({"device": "cpu", "attention_backend": "triton"}, "engine.attention_backend = triton: "),
-        ({"tp_size": 2, "overlap": True}, "engine.overlap = true: "),
-        ({"tp_size": 2, "graph_fine": 2}, "engine.graph_fine = 2: "),
+        (
+            {"pp_size": 2, "attention_backend": "flashinfer", "libraries": ("flashinfer",)},
+            "= flashinfer: it plans whole steps",
+        ),
         ({"has_triton": False, "graph_max_rows": 2}, "engine.graph_max_rows = 2: "),
         ({"has_triton": False, "attention_backend": "triton"}, "engine.attention_backend = triton"),
         ({"attention_backend": "torch", "overlap": True}, "engine.overlap = true: "),
