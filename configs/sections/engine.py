@@ -192,8 +192,8 @@ class EngineSection(Section):
     # Overlap, CUDA graphs and torch.compile
 
     overlap: bool | None = None
-    """Whether the next step is planned while the device computes the current one. Default: on one
-    GPU with Triton kernels."""
+    """Whether the next step is planned while the device computes the current one. Default: on
+    GPUs, except with attention_backend torch."""
 
     graph_max_rows: Annotated[int, Field(ge=0, le=65_536)] | None = None
     """Most sequences of a decode step that is captured as a CUDA graph; larger steps launch kernel
