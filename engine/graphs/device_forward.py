@@ -21,6 +21,7 @@ from torch import Tensor
 
 from remora.configs.planning.graph_sizes import size_for
 from remora.engine.graphs.cuda_graphs import GraphRunner
+from remora.engine.graphs.device_stream import DeviceStream
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, HostPlanned, Model
@@ -66,22 +67,22 @@ class DeviceForward:
     """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, limits: StepLimits, device: torch.device
+        self, model: Model, attention: AttentionBackend, limits: StepLimits, stream: DeviceStream
     ) -> None:
         self._model = model
         self._attention = attention
         self._planned = attention if isinstance(attention, HostPlanned) else None
         self._limits = limits
-        self._device = device
+        self._device = device = stream.device
         num_lines = limits.max_rows + 1
         self._tables = torch.full(
             (num_lines, limits.max_pages), DUMP_PAGE, dtype=torch.int32, device=device
         )
         self._window_tables = torch.full_like(self._tables, DUMP_PAGE) if limits.windowed else None
         self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
-        self._staging = Staging(device, room_for(_largest_arrays(limits)))
-        self._grown = Staging(device, room_for([Shape((4, MAX_GROWN), INT32)]))
-        self._noted = Staging(device, room_for([Shape((num_lines,), INT32)]))
+        self._staging = Staging(stream, room_for(_largest_arrays(limits)))
+        self._grown = Staging(stream, room_for([Shape((4, MAX_GROWN), INT32)]))
+        self._noted = Staging(stream, room_for([Shape((num_lines,), INT32)]))
         self._graphs: dict[tuple[int, bool], Callable[[], PassOutput]] = {}
         self._sizes: tuple[int, ...] = ()
         self._is_padded = True

@@ -5,7 +5,6 @@ Knows neither rows nor requests. `kernels/sampling.py` defines which token is ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from remora.engine.graphs.device_stream import DeviceStream, Fetch, Readback
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.sampling.token_sampler import (
     NO_TOKEN_LEFT,
@@ -26,18 +26,17 @@ from remora.engine.types import NOT_FINITE, LogprobRows, RowFault, TokenArray
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_device
 
-Fetch = Callable[[], list[npt.NDArray[Any]]]
-
 
 class DeviceTokenSampler:
     """TokenSampler for steps of at most `max_rows` lines."""
 
     kernels: SamplingKernels = sampling_kernels
 
-    def __init__(self, device: torch.device, max_rows: int) -> None:
+    def __init__(self, stream: DeviceStream, max_rows: int) -> None:
         largest = [Shape.of(each) for each in _arrays(None, max_rows)]
-        self._draws = Staging(device, room_for(largest))
-        self._lines = Staging(device, room_for([Shape((max_rows,), np.dtype(np.int64))]))
+        self._draws = Staging(stream, room_for(largest))
+        self._lines = Staging(stream, room_for([Shape((max_rows,), np.dtype(np.int64))]))
+        self._readback = Readback(stream)
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
@@ -48,7 +47,7 @@ class DeviceTokenSampler:
         token_ids, is_good = choose_on_device(
             logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
         )
-        return _DeviceTokens(token_ids, fetching([token_ids, is_good, is_empty]))
+        return _DeviceTokens(token_ids, self._readback.start([token_ids, is_good, is_empty]))
 
     @torch.inference_mode()
     def describe(
@@ -58,24 +57,7 @@ class DeviceTokenSampler:
         (index,) = self._lines.upload([lines.astype(np.int64)])
         token_ids = chosen.token_ids.index_select(0, index)
         made = token_logprobs_on_device(raw, token_ids, num_top)
-        return _DeviceLogprobs(fetching([token_ids, *made]))
-
-
-def fetching(tensors: Sequence[Tensor]) -> Fetch:
-    """Start to copy tensors to the host; returns a function that waits for the copies."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        return lambda: [tensor.numpy() for tensor in tensors]
-    here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
-    for target, tensor in zip(here, tensors, strict=True):
-        target.copy_(tensor, non_blocking=True)
-    copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-
-    def fetch() -> list[npt.NDArray[Any]]:
-        copied.synchronize()
-        return [each.numpy() for each in here]
-
-    return fetch
+        return _DeviceLogprobs(self._readback.start([token_ids, *made]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-ALIGNMENT = 16
-NUM_BUFFERS = 3
+from remora.engine.graphs.device_stream import NUM_BUFFERS, DeviceStream, aligned
 
 _DTYPES = {
     np.dtype(np.int64): torch.int64,
@@ -50,31 +49,26 @@ class Shape:
 class Staging:
     """Buffers of `num_bytes`, on the host and on the device."""
 
-    def __init__(self, device: torch.device, num_bytes: int) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._pinned = [
-            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
-            for _ in range(NUM_BUFFERS)
-        ]
-        self._copied = [_event() for _ in self._pinned] if self._is_cuda else []
+    def __init__(self, stream: DeviceStream, num_bytes: int) -> None:
+        self._stream = stream
+        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=stream.device)
+        self._pinned = [stream.pinned(num_bytes) for _ in range(NUM_BUFFERS)]
+        self._copied = [stream.event() for _ in self._pinned]
         self._next = 0
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         """Copy arrays to the device in stream order; returns them, valid until the next upload."""
         shapes = [Shape.of(array) for array in arrays]
         number, self._next = self._next, (self._next + 1) % NUM_BUFFERS
-        if self._is_cuda:
-            self._copied[number].synchronize()
+        self._copied[number].synchronize()
         here = self._pinned[number]
         whole = here.numpy()
         end = 0
         for array, (start, stop) in zip(arrays, _places(shapes, len(whole)), strict=True):
             whole[start:stop].view(array.dtype)[:] = array.ravel()
             end = stop
-        self._on_device[:end].copy_(here[:end], non_blocking=True)
-        if self._is_cuda:
-            self._copied[number].record()
+        self._stream.copy(self._on_device[:end], here[:end])
+        self._copied[number].record()
         return self.views(shapes)
 
     def views(self, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -87,14 +81,9 @@ class Staging:
         ]
 
 
-def _event() -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    return event
-
-
 def room_for(shapes: Sequence[Shape]) -> int:
     """Return the bytes that arrays of these shapes take together, aligned."""
-    return sum(-(-shape.num_bytes // ALIGNMENT) * ALIGNMENT for shape in shapes)
+    return sum(aligned(shape.num_bytes) for shape in shapes)
 
 
 def _places(shapes: Sequence[Shape], num_bytes: int) -> list[tuple[int, int]]:

@@ -33,6 +33,7 @@ from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.cuda_graphs import GraphRunner, no_garbage_collection
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
+from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.observe.progress import progress_bar
@@ -126,7 +127,7 @@ def make_token_sampler(plan: EnginePlan) -> TokenSampler:
     """Make the token sampler for logits of the plan's device."""
     if plan.on_device.attention_backend == "torch":
         return HostTokenSampler(sampling_kernels)
-    return DeviceTokenSampler(torch.device(plan.device), plan.max_running_requests)
+    return DeviceTokenSampler(stream_of(torch.device(plan.device)), plan.max_running_requests)
 
 
 def compile_model(
@@ -184,7 +185,7 @@ def make_forward(
         steps = RankModel(model, group, micro_batches=plan.micro_batches)
     if compiling and plan.on_device.compiled_rows:
         steps = compile_model(model, attention, plan, show_progress=True)
-    return DeviceForward(steps, attention, limits, torch.device(plan.device))
+    return DeviceForward(steps, attention, limits, stream_of(torch.device(plan.device)))
 
 
 def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter) -> int:

@@ -20,6 +20,7 @@ from remora.engine.engine import Engine
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.device_forward import DeviceForward, PassOutput, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
+from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend
@@ -137,7 +138,7 @@ def run(
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
-    token_sampler = DeviceTokenSampler(device, rows) if forward == "device" else None
+    token_sampler = DeviceTokenSampler(stream_of(device), rows) if forward == "device" else None
     sampler = Sampler(
         max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), token_sampler=token_sampler
     )
@@ -151,7 +152,7 @@ def run(
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
             windowed=plan.windows is not None,
         )
-        by_itself = DeviceForward(model, attention, limits, device)
+        by_itself = DeviceForward(model, attention, limits, stream_of(device))
         if graph_runner is not None:
             capture(by_itself, plan, graph_runner, show_progress=False)
         runner = LocalRunner(by_itself, sampler, table, adapters=pool, device_tokens=by_itself)

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.engine.graphs.device_stream import HostStream
 from remora.engine.graphs.staging import Shape, Staging, room_for
 
-CPU = torch.device("cpu")
+CPU = HostStream(torch.device("cpu"))
 DTYPES = st.sampled_from([np.int64, np.int32, np.float64, np.float32])
 ARRAYS = st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=2)), max_size=6)
 

@@ -20,6 +20,7 @@ from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.plan import EnginePlan, refit
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
+from remora.engine.graphs.device_stream import HostStream
 from remora.engine.models.facts import read_model_facts
 from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_sampling
 from remora.engine.runner.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
@@ -105,7 +106,7 @@ def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
 
 def test_whatever_a_request_may_ask_of_its_logits_is_warmed_up() -> None:
     names = ["add_at", "penalize", "mask_tokens"]
-    token_sampler = DeviceTokenSampler(torch.device("cpu"), 1)
+    token_sampler = DeviceTokenSampler(HostStream(torch.device("cpu")), 1)
 
     with ExitStack() as opened:
         places: list[tuple[Any, str]] = [(sampling, name) for name in names]
