@@ -315,9 +315,11 @@ class StepResult:
     sample_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen would double the time to make one
 class SequenceOutput:
     """A step's output for one sequence, passed from the engine loop to the caller's thread.
+
+    Not changed once it is made.
 
     token_ids:        new tokens; empty for a mere end such as an abort
     logprobs:         a line for each new token, when requested

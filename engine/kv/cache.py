@@ -151,9 +151,9 @@ class KVCache:
 
         Returns the new pages; None, and nothing changed, when there are too few.
         """
-        count = pages_needed(num_tokens, self.page_size) - len(table.pages)
-        if count <= 0:
+        if num_tokens <= len(table.pages) * self.page_size:
             return []
+        count = pages_needed(num_tokens, self.page_size) - len(table.pages)
         missing = count - self._pool.num_free
         if missing > self.num_cached:
             return None

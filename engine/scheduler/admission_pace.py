@@ -1,6 +1,7 @@
 """How often a busy engine admits waiting sequences: at intervals of steps and seconds.
 
-Longer intervals interrupt running outputs less, and prompts start in larger groups.
+Longer intervals interrupt running outputs less, and prompts start in larger groups. A refusal for
+lack of memory holds for some steps, because the estimate reads all running sequences.
 """
 
 from __future__ import annotations
@@ -32,3 +33,28 @@ class AdmissionPace:
             self._last_s = now
         self._num_steps = 0
         return True
+
+
+class Refusal:
+    """That the first waiting sequence lacked memory, which only time or a change of queues mends.
+
+    It is forgotten when a sequence arrives or leaves its row, and after RETRY_STEPS: the reserve
+    for outputs of running sequences decays.
+    """
+
+    RETRY_STEPS = 16
+
+    def __init__(self) -> None:
+        self._until_step = 0
+
+    def note(self, num_steps: int) -> None:
+        """Refuse from now on, after `num_steps` steps."""
+        self._until_step = num_steps + self.RETRY_STEPS
+
+    def forget(self) -> None:
+        """Let the next step try again."""
+        self._until_step = 0
+
+    def holds(self, num_steps: int) -> bool:
+        """Return whether it is too early to try again."""
+        return num_steps < self._until_step

@@ -26,6 +26,7 @@ from remora.engine.kv.cache import KVCache
 from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.scheduler.admission_order import WaitingOrder
+from remora.engine.scheduler.admission_pace import Refusal
 from remora.engine.scheduler.priority import lower_priority, preemption_victim, waiting_key
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.scheduler.step_draft import StepDraft
@@ -101,6 +102,8 @@ class Scheduler:
         self.in_flight: deque[InFlightStep] = deque()
         self._num_steps = 0
         self._num_waiting_tokens = 0
+        self._prompts: set[Sequence] = set()
+        self._refusal = Refusal()
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -114,13 +117,14 @@ class Scheduler:
         """Tokens to compute before every open sequence decodes, given the cache at arrival."""
         return self._num_waiting_tokens + sum(
             seq.num_pending
-            for seq in self.running
+            for seq in self._prompts
             if seq.num_pending > 1 or not seq.prompt_is_computed
         )
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that fits an empty engine."""
         insort(self.waiting, seq, key=waiting_key)
+        self._refusal.forget()
         seq.num_queued_tokens = uncached_tokens(seq, self.kv)
         self._num_waiting_tokens += seq.num_queued_tokens
 
@@ -146,48 +150,56 @@ class Scheduler:
         preemptions_before = self.num_preemptions
         decoding, extending = self._running_rows()
         if rules.mixed_steps:
-            for seq in decoding:
-                self._decode(seq, draft)
+            self._decode(decoding, draft)
         for seq in extending:
             self._extend(seq, draft)
         if admitting and self.num_preemptions == preemptions_before:
             self._admit(draft)  # not after preemptions: the victim would return at once
         if not rules.mixed_steps and not draft.has_tokens:
-            for seq in decoding:
-                self._decode(seq, draft)
+            self._decode(decoding, draft)
         if not draft.has_tokens:
             if self.has_work and not self.in_flight:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
-        plan, by_row = draft.finish(self._num_steps, self._dropped_rows)
+        plan, order = draft.finish(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
-        self._launch(plan, by_row)
+        self._launch(plan, order)
         return plan
 
     def _running_rows(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return running sequences with one token to compute, and those with more."""
+        if not self._prompts:
+            return [seq for seq in self.running if not seq.is_awaited], []
         decoding: list[Sequence] = []
         extending: list[Sequence] = []
         for seq in self.running:
-            if seq.num_pending > 1:
+            if seq in self._prompts and seq.num_pending > 1:
                 extending.append(seq)
-            elif not (seq.num_pending_outputs and seq.is_awaited):
+            elif not seq.is_awaited:
                 decoding.append(seq)
         return decoding, extending
 
-    def _launch(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
-        for seq, count, samples in zip(
-            by_row.values(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
+    def _launch(self, plan: StepPlan, order: Iterable[Sequence]) -> None:
+        rows: dict[int, tuple[Sequence, int]] = {}
+        for seq, row, count, samples in zip(
+            order, plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
             seq.num_in_flight_tokens += count
             seq.num_pending_outputs += samples
-        rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
+            rows[row] = seq, seq.num_starts
         self.in_flight.append(InFlightStep(plan, rows))
 
-    def _decode(self, seq: Sequence, draft: StepDraft) -> None:
-        if seq.row is not None and draft.budget > 0:
-            self._plan_tokens(seq, 1, draft, of_prompt=False)
+    def _decode(self, decoding: Iterable[Sequence], draft: StepDraft) -> None:
+        """Plan one token for each sequence."""
+        page_size = self.kv.page_size
+        for seq in decoding:
+            if seq.row is None or draft.budget == 0:  # preempted for one before it, or no room
+                continue
+            if seq.num_computed + seq.num_in_flight_tokens < len(seq.table.pages) * page_size:
+                draft.plan_next(seq)
+            else:
+                self._plan_tokens(seq, 1, draft, of_prompt=False)
 
     def _extend(self, seq: Sequence, draft: StepDraft) -> None:
         count = min(seq.num_pending, self._chunk_tokens, draft.prompt_room())
@@ -210,7 +222,7 @@ class Scheduler:
         lacks only an adapter slot may be skipped MAX_SKIPPED times.
         """
         skipped: list[Sequence] = []
-        if not self.waiting or draft.prompt_room() == 0:
+        if not self.waiting or draft.prompt_room() == 0 or self._refusal.holds(self._num_steps):
             return
         whole = not self._rules.chunked_prefill
         for seq in self._order.arrange(self.waiting, self.kv):
@@ -240,6 +252,8 @@ class Scheduler:
         room = draft.prompt_room(whole=not self._rules.chunked_prefill)
         count = min(seq.num_pending, self._chunk_tokens, room)
         fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
+        if not fits:
+            self._refusal.note(self._num_steps)
         pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
         if pages is None:
             self._forget_pages(seq)
@@ -247,6 +261,7 @@ class Scheduler:
         self._leave_queue(seq)
         self._order.on_start(seq, self.waiting)
         self.running.append(seq)
+        self._prompts.add(seq)
         seq.row = self._free_rows.pop()
         seq.num_starts += 1
         self.kv.note_hit(seq.table)
@@ -314,6 +329,8 @@ class Scheduler:
         if seq.row is None:
             raise InvariantViolated(f"{seq.request.request_id} has no row to free")
         self.running.remove(seq)
+        self._prompts.discard(seq)
+        self._refusal.forget()
         self._free_rows.append(seq.row)
         self._dropped_rows.append(seq.row)
         seq.row = None
@@ -346,37 +363,49 @@ class Scheduler:
             raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
         self.reserve.on_step()
         sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
+        logprobs, completed, windows = result.logprobs, result.completed, self.kv.windows
+        has_extras = bool(result.hidden_states or result.prompt_logprobs or result.bad_rows)
         outputs = []
-        for row, count in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
-            seq, start = step.rows[row]
-            if not _holds(seq, start):
+        for (row, (seq, start)), count in zip(
+            step.rows.items(), plan.num_tokens.tolist(), strict=True
+        ):
+            if seq.row is None or seq.num_starts != start:  # as in _holds
                 continue
-            if row in result.hidden_states:
-                seq.take_hidden(seq.num_computed, result.hidden_states[row])
+            if has_extras:
+                self._take_extras(seq, row, result)
             seq.num_computed += count
             seq.num_in_flight_tokens -= count
-            seq.num_pending_outputs -= row in sampled
+            token = sampled.get(row)
+            if token is not None:
+                seq.num_pending_outputs -= 1
             if row in result.bad_rows:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)
                 outputs.append(self._output(seq, error=result.bad_rows[row]))
                 continue
-            if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
-                seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
             if count > 1 or seq.num_computed == seq.num_prompt_tokens:
                 self._publish(seq)
-            if self.kv.windows is not None:
+            if windows is not None:
                 self.kv.slide(seq.table, seq.num_computed)
-            if row in sampled:
+            if token is not None:
                 outputs.append(
-                    self._accept(
-                        seq,
-                        sampled[row],
-                        result.logprobs.get(row),
-                        is_complete=row in result.completed,
-                    )
+                    self._accept(seq, token, logprobs.get(row), is_complete=row in completed)
                 )
+        if self._prompts:
+            self._prompts.difference_update(
+                [seq for seq in self._prompts if seq.num_pending <= 1 and seq.prompt_is_computed]
+            )
         return outputs
+
+    @staticmethod
+    def _take_extras(seq: Sequence, row: int, result: StepResult) -> None:
+        """Keep hidden states and prompt log-probabilities of a row, before its tokens count."""
+        if row in result.hidden_states:
+            seq.take_hidden(seq.num_computed, result.hidden_states[row])
+        if row in result.bad_rows:
+            return
+        if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
+            seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
 
     def _publish(self, seq: Sequence) -> None:
         self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
@@ -389,16 +418,25 @@ class Scheduler:
     ) -> SequenceOutput:
         """Append a sampled token, and end the sequence if it is the last."""
         sampling = seq.request.sampling
-        is_first = seq.num_output_tokens == 0
-        seq.token_ids.append(token)
+        token_ids = seq.token_ids
+        is_first = len(token_ids) == seq.num_prompt_tokens
+        token_ids.append(token)
         self.num_generated_tokens += 1
         is_stop_token = token in sampling.stop_token_ids or (
             token in self._eos_token_ids and (is_complete or not sampling.ignore_eos)
         )
-        stopped = is_complete or is_stop_token
-        if stopped or seq.num_remaining == 0:
+        if is_complete or is_stop_token or len(token_ids) == seq.longest:
+            stopped = is_complete or is_stop_token
             self.num_finished += 1
             self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
+        elif not is_first and logprobs is None:
+            return SequenceOutput(
+                request_id=seq.request.request_id,
+                index=seq.index,
+                token_ids=(token,),
+                num_cached_tokens=seq.num_cached_tokens or 0,
+                queue_s=seq.queue_s or 0.0,
+            )
         return self._output(
             seq,
             token_ids=(token,),
@@ -449,6 +487,9 @@ class Scheduler:
         owned = [page for seq in self.running for page in seq.table.owned]
         if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
             raise InvariantViolated("a page is owned by two sequences, or by none")
+        behind = {seq for seq in self.running if seq.num_pending > 1 or not seq.prompt_is_computed}
+        if not behind <= self._prompts <= set(self.running):
+            raise InvariantViolated("the set of sequences with prompts to compute is wrong")
         if any(seq.num_computed > len(seq.table.pages) * self.kv.page_size for seq in self.running):
             raise InvariantViolated("a sequence has computed more than its pages hold")
         if self.kv.windows is not None:

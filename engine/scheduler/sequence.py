@@ -37,6 +37,7 @@ class Sequence:
     arrived_s:             by the engine's clock
     queue_s:               seconds until its first step; None before it
     prompt_logprob_parts:  of each chunk, when requested
+    longest:               prompt and output tokens at which it ends
     """
 
     request: Request
@@ -66,6 +67,10 @@ class Sequence:
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     hidden_parts: list[FloatArray] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.longest = self.num_prompt_tokens + self.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -95,12 +100,13 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Output tokens it may still produce."""
-        return self.max_tokens - self.num_output_tokens
+        return self.longest - len(self.token_ids)
 
     @property
     def is_awaited(self) -> bool:
         """Whether its last output token is pending, so that nothing is left to compute."""
-        return self.num_pending_outputs > 0 and self.num_pending_outputs >= self.num_remaining
+        pending = self.num_pending_outputs
+        return pending > 0 and len(self.token_ids) + pending >= self.longest
 
     @property
     def is_finished(self) -> bool:

@@ -62,8 +62,14 @@ class StepDraft:
         if of_prompt:
             self._prompts.add(seq)
             self._prompt_budget = max(0, self._prompt_budget - count)
-        self._pages[seq] = new_pages
+        if new_pages:
+            self._pages[seq] = new_pages
         self.budget -= count
+
+    def plan_next(self, seq: Sequence) -> None:
+        """Plan a sequence's next token, which its pages have room for."""
+        self._counts[seq] = 1
+        self.budget -= 1
 
     def load(self, slot: int, lora_id: int) -> None:
         """Load an adapter into a slot, even if its sequence is cancelled later."""
@@ -79,40 +85,37 @@ class StepDraft:
         self._pages.pop(seq, None)
         self._started.pop(seq, None)
 
-    def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, dict[int, Sequence]]:
+    def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, list[Sequence]]:
         """Return the plan, one-token rows first, and the sequence of each row."""
-        order = sorted(self._counts, key=lambda seq: self._counts[seq] > 1)
-        counts = [self._counts[seq] for seq in order]
-        grown = [
-            (_row(seq), page)
-            for seq in order
-            for page in (*self._started.get(seq, ()), *self._pages[seq])
-        ]
-        windows = [
-            page
-            for seq in order
-            if seq.table.windows
-            for page in seq.table.windows[
-                len(seq.table.pages) - len(self._pages[seq]) - len(self._started.get(seq, ())) :
-            ]
-        ]
+        counts = self._counts
+        order = [seq for seq, count in counts.items() if count == 1]
+        if len(order) < len(counts):
+            order += [seq for seq, count in counts.items() if count > 1]
+        page_rows: list[int] = []
+        page_ids: list[int] = []
+        windows: list[int] = []
+        if self._pages or self._started:
+            for seq in order:
+                pages = (*self._started.get(seq, ()), *self._pages.get(seq, ()))
+                page_rows += [_row(seq)] * len(pages)
+                page_ids += pages
+                if seq.table.windows:
+                    windows += seq.table.windows[len(seq.table.pages) - len(pages) :]
+        started = [seq for seq in order if seq in self._started] if self._started else ()
         plan = StepPlan(
             step_id=step_id,
-            added=tuple(_row_init(seq) for seq in order if seq in self._started),
+            added=tuple(map(_row_init, started)),
             dropped=_ints(dropped),
-            page_rows=_ints(row for row, _ in grown),
-            page_ids=_ints(page for _, page in grown),
+            page_rows=_ints(page_rows),
+            page_ids=_ints(page_ids),
             window_ids=_ints(windows),
-            rows=_ints(_row(seq) for seq in order),
-            starts=_ints(seq.num_planned for seq in order),
-            num_tokens=_ints(counts),
-            samples=np.array(
-                [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],
-                dtype=np.bool_,
-            ),
+            rows=_ints([_row(seq) for seq in order]),
+            starts=_ints([seq.num_computed + seq.num_in_flight_tokens for seq in order]),
+            num_tokens=_ints([counts[seq] for seq in order]),
+            samples=np.array([seq.num_pending == counts[seq] for seq in order], dtype=np.bool_),
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
         )
-        return plan, {_row(seq): seq for seq in order}
+        return plan, order
 
 
 def _row(seq: Sequence) -> int:

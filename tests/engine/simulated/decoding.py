@@ -57,9 +57,7 @@ class Simulation:
     outputs: list[SequenceOutput] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, shape: dict[str, Any], num_rows: int, clock: HostClock | None = None
-    ) -> Simulation:
+    def of(cls, shape: dict[str, Any], num_rows: int, clock: HostClock | None = None) -> Simulation:
         """Build one as `engine/launch.py` builds it for a GPU."""
         plan = simulated_plan(num_rows)
         device = SimulatedDevice(Roofline.of(shape), clock)
@@ -114,7 +112,8 @@ class Simulation:
             loop.start()
             is_done = enough.wait(TIMEOUT_S)
             loop.close()
-        assert is_done and str(failures[0]) == "The engine was closed.", failures
+        assert is_done, failures
+        assert str(failures[0]) == "The engine was closed."
         return self.device.marks[1 : num_steps + 1]
 
 
