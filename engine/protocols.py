@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
-from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
+from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # HTTP handlers import this module without torch
     from torch import Tensor
@@ -210,10 +210,10 @@ class ForwardPass(Protocol):
 class DeviceTokens(Protocol):
     """A forward pass that may begin with tokens which only the device knows."""
 
-    def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
-        """Keep each row's newest token, which IN_FLIGHT in a step's inputs refers to.
+    def set_last_tokens(self, token_ids: Tensor) -> None:
+        """Keep the newest tokens of the latest step's rows, which IN_FLIGHT in inputs refers to.
 
-        rows:  [R];  token_ids: [R] int64, on the device
+        token_ids:  [R] int64, on the device, of the tokens in `logit_index`
         """
 
 

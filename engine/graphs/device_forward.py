@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,21 +22,18 @@ from torch import Tensor
 from remora.configs.planning.graph_sizes import size_for
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.device_stream import DeviceStream
-from remora.engine.graphs.staging import Shape, Staging, room_for
+from remora.engine.graphs.staging import Arrays, Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, HostPlanned, Model
 from remora.engine.runner.batch import ForwardBatch
-from remora.engine.runner.inputs import Int32Array, StepInputs, dummy_step
-from remora.engine.types import IntArray
+from remora.engine.runner.inputs import NOTHING_GROWN, Int32Array, StepInputs, dummy_step
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
-from remora.kernels.memory import to_device
 from remora.kernels.row_tiles import RowTiles, cut_tiles, tile_size
 
-Arrays = list[npt.NDArray[Any]]
 DUMP_SLOT = 0  # of the dump page
 MAX_GROWN = 2**14  # entries of page tables per upload
-INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
+INT64, INT32, DOUBLE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +61,8 @@ class DeviceForward:
     """ForwardPass and DeviceTokens over a model on one device.
 
     The last line of its tables belongs to padding rows of graphs; the others are rows.
+
+    staging:  of the step's one upload; what sampling needs may ride with it
     """
 
     def __init__(
@@ -80,9 +79,10 @@ class DeviceForward:
         )
         self._window_tables = torch.full_like(self._tables, DUMP_PAGE) if limits.windowed else None
         self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
-        self._staging = Staging(stream, room_for(_largest_arrays(limits)))
-        self._grown = Staging(stream, room_for([Shape((4, MAX_GROWN), INT32)]))
-        self._noted = Staging(stream, room_for([Shape((num_lines,), INT32)]))
+        self._starts = torch.arange(num_lines + 1, dtype=torch.int32, device=device)
+        self.staging = Staging(stream, room_for(_largest_arrays(limits)))
+        self._alone = Staging(stream, room_for([Shape((4, MAX_GROWN), INT32)]))
+        self._sampled_lines: Tensor | None = None
         self._graphs: dict[tuple[int, bool], Callable[[], PassOutput]] = {}
         self._sizes: tuple[int, ...] = ()
         self._is_padded = True
@@ -112,7 +112,7 @@ class DeviceForward:
         for size in reversed(sizes):
             step = dummy_step(size, size, self._limits.max_pages, windowed=self._limits.windowed)
             for adapted in kinds:
-                self._staging.upload(_padded(step, size, adapted, line=self._limits.max_rows))
+                self._upload_decode(step, size, adapted)
                 self._plan_attention(step, size)
                 if results is None:
                     results = self._run_decode(size, adapted)
@@ -125,7 +125,6 @@ class DeviceForward:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
-        self._grow(inputs.grown)
         self._adapters = inputs.adapters
         made = self._replay(inputs) or self._launch(inputs)
         self._hidden = made.hidden
@@ -139,10 +138,10 @@ class DeviceForward:
         return self._model.logits(self._hidden[first:last], groups)
 
     @torch.inference_mode()
-    def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
-        """Keep each row's newest token."""
-        (lines,) = self._noted.upload([rows.astype(np.int32)])
-        self._newest.index_copy_(0, lines.long(), token_ids.to(self._device))
+    def set_last_tokens(self, token_ids: Tensor) -> None:
+        """Keep the newest token of each row of the latest step that had logits."""
+        assert self._sampled_lines is not None, "no step has run"
+        self._newest.index_copy_(0, self._sampled_lines, token_ids.to(self._device))
 
     def hidden(self, first: int, last: int) -> Tensor:
         """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
@@ -155,14 +154,23 @@ class DeviceForward:
         if self._graph_runner is not None:
             self._graph_runner.close()
 
-    def _grow(self, grown: Int32Array) -> None:
+    def _write_grown(
+        self, lines: Tensor, columns: Tensor, pages: Tensor, window_pages: Tensor
+    ) -> None:
+        """Write new entries [N] of the page tables; see `StepInputs.grown`."""
+        at = lines.long(), columns.long()
+        self._tables.index_put_(at, pages)
+        if self._window_tables is not None:
+            self._window_tables.index_put_(at, window_pages)
+
+    def _grow_ahead(self, grown: Int32Array, most: int) -> Int32Array:
+        """Upload entries of page tables by themselves if a step's upload has no room for them."""
+        if grown.shape[1] <= most:
+            return grown
         for first in range(0, grown.shape[1], MAX_GROWN):
-            (entries,) = self._grown.upload([grown[:, first : first + MAX_GROWN]])
-            lines, columns, pages, window_pages = entries
-            at = lines.long(), columns.long()
-            self._tables.index_put_(at, pages)
-            if self._window_tables is not None:
-                self._window_tables.index_put_(at, window_pages)
+            (entries,) = self._alone.upload([grown[:, first : first + MAX_GROWN]])
+            self._write_grown(*entries)
+        return NOTHING_GROWN
 
     def _plan_attention(self, inputs: StepInputs, size: int | None) -> None:
         if self._planned is not None:
@@ -173,19 +181,27 @@ class DeviceForward:
     def _launch(self, inputs: StepInputs) -> PassOutput:
         self._plan_attention(inputs, None)
         num_decodes = inputs.num_decodes
+        grown = self._grow_ahead(inputs.grown, MAX_GROWN)
         arrays: Arrays = [
+            grown,
             inputs.token_ids,
             inputs.positions,
             inputs.slots,
             inputs.rows,
             inputs.logit_index,
+            inputs.rows[np.searchsorted(inputs.starts, inputs.logit_index, side="right") - 1],
             inputs.starts.astype(np.int32),
             inputs.lengths.astype(np.int32),
         ]
         if inputs.windows is not None:
             arrays.append(inputs.windows.slots)
-        uploaded = self._staging.upload(arrays)
-        token_ids, positions, slots, lines, logit_index, starts, lengths, *window_slots = uploaded
+        uploaded, window_slots = _split(self.staging.upload(arrays), 9)
+        entries, token_ids, positions, slots, lines, logit_index, sampled, starts, lengths = (
+            uploaded
+        )
+        self._sampled_lines = sampled
+        if grown.size:
+            self._write_grown(*entries)
         firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
         batch = ForwardBatch(
             token_ids=torch.cat((firsts, token_ids[num_decodes:])),
@@ -235,13 +251,50 @@ class DeviceForward:
         replay = self._graphs.get((size, adapted))
         if replay is None:
             return None
-        self._staging.upload(_padded(inputs, size, adapted, line=self._limits.max_rows))
+        lines, logit_index = self._upload_decode(inputs, size, adapted)
         self._plan_attention(inputs, size)
         made = replay()
-        if len(inputs.logit_index) == num_rows:
+        if logit_index is None:
+            self._sampled_lines = lines[:num_rows]
             return PassOutput(made.hidden, made.logits[:num_rows])
-        index = to_device(inputs.logit_index, self._device)
-        return PassOutput(made.hidden, made.logits[index])
+        self._sampled_lines = lines.index_select(0, logit_index)
+        return PassOutput(made.hidden, made.logits.index_select(0, logit_index))
+
+    def _upload_decode(
+        self, inputs: StepInputs, size: int, adapted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Upload a decode step's arrays padded to `size` rows, as graphs read them.
+
+        Returns the lines [size], and `logit_index` unless every row has logits.
+        """
+        num_rows, padding = len(inputs.rows), self._limits.max_rows
+        grown = self._grow_ahead(inputs.grown, size)
+        arrays: list[tuple[npt.NDArray[Any], int]] = [
+            (inputs.token_ids, 0),
+            (inputs.positions, 0),
+            (inputs.slots, DUMP_SLOT),
+            (inputs.rows, padding),
+            (inputs.lengths, 1),
+            (grown[0], padding),  # padding entries write the dump page to the dump line
+            (grown[1], 0),
+            (grown[2], DUMP_PAGE),
+            (grown[3], DUMP_PAGE),
+        ]
+        if inputs.windows is not None:
+            arrays.append((inputs.windows.slots, DUMP_SLOT))
+        if adapted:
+            arrays += [(each, 0) for each in cut_tiles(inputs.adapters, tile_size(size))]
+        shapes = _shapes_of(size, adapted, self._limits.windowed)
+        all_sampled = len(inputs.logit_index) == num_rows
+        if not all_sampled:
+            arrays.append((inputs.logit_index, 0))
+            shapes = [*shapes, Shape(inputs.logit_index.shape, INT64)]
+        for view, (values, rest) in zip(self.staging.open(shapes), arrays, strict=True):
+            count = len(values)
+            view[:count] = values
+            view[count:] = rest
+        uploaded = self.staging.send()
+        return uploaded[3], None if all_sampled else uploaded[-1]
 
     def _decode_into(self, results: PassOutput, size: int, adapted: bool) -> PassOutput:
         """Write a step's output to buffers that all graphs share; one each would take gigabytes."""
@@ -254,9 +307,10 @@ class DeviceForward:
     def _run_decode(self, size: int, adapted: bool) -> PassOutput:
         """Run a step of padded rows whose arrays are uploaded."""
         windowed = self._limits.windowed
-        views = self._staging.views(_shapes_of(size, adapted, windowed))
-        token_ids, positions, slots, lines, starts, lengths, *others = views
-        window_slots, tiles = others[:windowed], others[windowed:]
+        views = self.staging.views(_shapes_of(size, adapted, windowed))
+        token_ids, positions, slots, lines, lengths, *others = views
+        self._write_grown(*others[:4])
+        window_slots, tiles = _split(others[4:], windowed)
         groups = NO_GROUPS
         if tiles:
             rows, ranges = tiles
@@ -267,7 +321,7 @@ class DeviceForward:
             slots=slots,
             num_decodes=size,
             tables=self._tables.index_select(0, lines),
-            starts=starts,
+            starts=self._starts[: size + 1],
             lengths=lengths,
             extend_starts=(size,),
             extend_lens=(),
@@ -279,39 +333,14 @@ class DeviceForward:
         return PassOutput(hidden, self._model.logits(hidden, groups))
 
 
-def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Arrays:
-    """Return a decode step's arrays padded to `size` rows.
-
-    line:  of the tables, holding the dump page only, which padding rows read
-    """
-    rest = size - len(inputs.rows)
-
-    def pad(values: npt.NDArray[Any], with_: int) -> npt.NDArray[Any]:
-        return np.concatenate((values, np.full(rest, with_, values.dtype)))
-
-    arrays = [
-        pad(inputs.token_ids, 0),
-        pad(inputs.positions, 0),
-        pad(inputs.slots, DUMP_SLOT),
-        pad(inputs.rows, line),
-        np.arange(size + 1, dtype=np.int32),
-        pad(inputs.lengths, 1).astype(np.int32),
-    ]
-    if inputs.windows is not None:
-        arrays.append(pad(inputs.windows.slots, DUMP_SLOT))
-    if adapted:
-        rows, tiles = cut_tiles(inputs.adapters, tile_size(size))
-        arrays.append(np.concatenate((rows, np.zeros(size - len(rows), np.int32))))
-        arrays.append(np.concatenate((tiles, np.zeros((size - len(tiles), 3), np.int32))))
-    return arrays
-
-
+@cache
 def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
-    """Return the shapes of `_padded`'s arrays."""
+    """Return the shapes of a decode step's arrays."""
     shapes = [
         *(Shape((size,), INT64) for _ in range(4)),
-        Shape((size + 1,), INT32),
         Shape((size,), INT32),
+        *(Shape((size,), INT64) for _ in range(2)),  # places in tables index without a conversion
+        *(Shape((size,), INT32) for _ in range(2)),
         *(Shape((size,), INT64) for _ in range(windowed)),
     ]
     if adapted:
@@ -319,11 +348,17 @@ def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
     return shapes
 
 
+def _split(tensors: list[Tensor], at: int) -> tuple[list[Tensor], list[Tensor]]:
+    return tensors[:at], tensors[at:]
+
+
 def _largest_arrays(limits: StepLimits) -> list[Shape]:
-    """Return shapes that the arrays of any step fit into."""
+    """Return shapes that the arrays of any step fit into, and those that ride with them."""
     rows, tokens = limits.max_rows + 1, limits.max_tokens
     return [
+        Shape((4, MAX_GROWN), INT32),
         *(Shape((tokens,), INT64) for _ in range(4)),
-        *(Shape((rows,), INT64) for _ in range(5)),
+        *(Shape((rows,), INT64) for _ in range(9)),
         *(Shape((rows,), INT32) for _ in range(8)),
+        *(Shape((rows,), DOUBLE) for _ in range(5)),
     ]

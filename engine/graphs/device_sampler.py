@@ -32,22 +32,43 @@ class DeviceTokenSampler:
 
     kernels: SamplingKernels = sampling_kernels
 
-    def __init__(self, stream: DeviceStream, max_rows: int) -> None:
-        largest = [Shape.of(each) for each in _arrays(None, max_rows)]
-        self._draws = Staging(stream, room_for(largest))
+    def __init__(self, stream: DeviceStream, max_rows: int, staging: Staging | None = None) -> None:
+        """Begin without parameters.
+
+        staging:  the forward pass's, with whose uploads parameters ride
+        """
+        greedy = _arrays(None, max_rows)
+        shapes = [*map(Shape.of, greedy)]
+        self._greedy = [each.clone() for each in Staging(stream, room_for(shapes)).upload(greedy)]
+        self._draws = Staging(stream, room_for(shapes))
         self._lines = Staging(stream, room_for([Shape((max_rows,), np.dtype(np.int64))]))
         self._readback = Readback(stream)
+        self._step_staging = staging
+        self._prepared: Draws | None = None
+
+    def prepare(self, draws: Draws | None) -> None:
+        """Let the parameters ride with the forward pass's upload; see `TokenSampler`."""
+        if self._step_staging is not None:
+            self._prepared = draws
+            self._step_staging.ride([] if draws is None else _arrays(draws, 0))
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Launch the kernels; see `TokenSampler`."""
         is_empty = logits.amax(1).isneginf()
-        arrays = self._draws.upload(_arrays(draws, len(logits)))
-        temperature, uniforms, top_k, top_p, min_p = arrays
+        temperature, uniforms, top_k, top_p, min_p = self._on_device(draws, len(logits))
         token_ids, is_good = choose_on_device(
             logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
         )
         return _DeviceTokens(token_ids, self._readback.start([token_ids, is_good, is_empty]))
+
+    def _on_device(self, draws: Draws | None, num_lines: int) -> list[Tensor]:
+        """Return the parameters of lines; those of greedy lines never change."""
+        if draws is None:
+            return [each[:num_lines] for each in self._greedy]
+        if self._step_staging is not None and draws is self._prepared:
+            return self._step_staging.arrived()
+        return self._draws.upload(_arrays(draws, num_lines))
 
     @torch.inference_mode()
     def describe(

@@ -123,11 +123,16 @@ def split_options(how: DevicePlan) -> dict[str, Any]:
     }
 
 
-def make_token_sampler(plan: EnginePlan) -> TokenSampler:
-    """Make the token sampler for logits of the plan's device."""
+def make_token_sampler(plan: EnginePlan, forward: DeviceForward | None = None) -> TokenSampler:
+    """Make the token sampler for logits of the plan's device.
+
+    forward:  with whose uploads parameters ride
+    """
     if plan.on_device.attention_backend == "torch":
         return HostTokenSampler(sampling_kernels)
-    return DeviceTokenSampler(stream_of(torch.device(plan.device)), plan.max_running_requests)
+    stream = stream_of(torch.device(plan.device))
+    staging = None if forward is None else forward.staging
+    return DeviceTokenSampler(stream, plan.max_running_requests, staging)
 
 
 def compile_model(

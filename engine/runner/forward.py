@@ -173,7 +173,7 @@ def _on_device(
     weight_bytes = step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages, group=group, compiling=True)
     device.warm_up(forward, plan)
-    token_sampler = device.make_token_sampler(plan)
+    token_sampler = device.make_token_sampler(plan, forward)
     device.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))
     steps = "launched one by one"
     if plan.on_device.graph_sizes:

@@ -163,6 +163,7 @@ class LocalRunner:
         started = time.perf_counter()
         if not self._steps:  # with a step in flight, the constraints lack its tokens
             self._sampler.begin(rows)
+        self._sampler.prepare(rows)
         logits = self._forward.forward(inputs)
         forward_s = time.perf_counter() - started
         self._steps.append(
@@ -177,7 +178,7 @@ class LocalRunner:
         if len(step.rows):
             step.pending = self._sampler.choose(step.logits, step.rows)
             if self._device_tokens is not None:
-                self._device_tokens.set_last_tokens(step.rows, step.pending.sampled.token_ids)
+                self._device_tokens.set_last_tokens(step.pending.sampled.token_ids)
         if self._shown:
             step.hidden_states = self._hidden_states(step.plan, step.inputs)
         # After sampling: these logits overwrite the step's.

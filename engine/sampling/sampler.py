@@ -135,6 +135,7 @@ class Sampler:
         self._min_p = np.zeros(max_rows, np.float32)
         self._seeds = np.zeros(max_rows, np.uint64)
         self._num_outputs = np.zeros(max_rows, np.int64)
+        self._prepared: tuple[IntArray | None, Draws | None] = (None, None)
         self._edits: dict[int, RowEdits] = {}
         self._processors = processors
         self._processed: dict[int, RowProcessor] = {}
@@ -180,6 +181,11 @@ class Sampler:
         """Start work of `choose` that needs no logits, in another thread."""
         self._masks.begin(rows)
 
+    def prepare(self, rows: IntArray) -> None:
+        """Compute the draw parameters of the next `choose`, whose rows these are."""
+        self._prepared = rows, self._draws(rows)
+        self.token_sampler.prepare(self._prepared[1])
+
     def close(self) -> None:
         """End the thread, if there is one."""
         self._masks.close()
@@ -211,7 +217,11 @@ class Sampler:
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
-        chosen = self.token_sampler.choose(logits, self._draws(rows))
+        prepared, draws = self._prepared
+        if prepared is not rows:
+            draws = self._draws(rows)
+        chosen = self.token_sampler.choose(logits, draws)
+        self._num_outputs[rows] += 1
         return PendingSample(
             rows=rows,
             sampled=chosen,
@@ -233,7 +243,7 @@ class Sampler:
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
         bad_rows |= pending.failed
         ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
-        self._advance(rows, token_ids, gone)
+        self._note_tokens(rows, token_ids, gone)
         return SampleResult(
             token_ids=token_ids,
             logprobs=_by_row(pending),
@@ -276,11 +286,10 @@ class Sampler:
             for num_top, lines in wanted.items()
         }
 
-    def _advance(self, rows: IntArray, token_ids: TokenArray, gone: Collection[int]) -> None:
+    def _note_tokens(self, rows: IntArray, token_ids: TokenArray, gone: Collection[int]) -> None:
         if gone:
             stays = ~np.isin(rows, list(gone))
             rows, token_ids = rows[stays], token_ids[stays]
-        self._num_outputs[rows] += 1
         readers: tuple[Mapping[int, RowEdits | RowProcessor], ...] = (self._edits, self._processed)
         for by_row in readers:
             if by_row:

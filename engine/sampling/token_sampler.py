@@ -100,6 +100,9 @@ class TokenSampler(Protocol):
 
     kernels: SamplingKernels
 
+    def prepare(self, draws: Draws | None) -> None:
+        """Announce the parameters of the next `choose`, before the forward pass of its logits."""
+
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Choose one token for each line of logits [R, V], which may be overwritten.
 
@@ -120,6 +123,9 @@ class HostTokenSampler:
 
     def __init__(self, kernels: SamplingKernels) -> None:
         self.kernels = kernels
+
+    def prepare(self, draws: Draws | None) -> None:
+        """Do nothing: the parameters are on the host already."""
 
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Choose at once; see `TokenSampler`."""

@@ -138,10 +138,7 @@ def run(
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
-    token_sampler = DeviceTokenSampler(stream_of(device), rows) if forward == "device" else None
-    sampler = Sampler(
-        max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), token_sampler=token_sampler
-    )
+    sampler = Sampler(max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=())
     if forward == "eager":
         eager = EagerForward(model, attention, page_size=plan.page_size)
         runner = LocalRunner(eager, sampler, table, adapters=pool)
@@ -155,6 +152,9 @@ def run(
         by_itself = DeviceForward(model, attention, limits, stream_of(device))
         if graph_runner is not None:
             capture(by_itself, plan, graph_runner, show_progress=False)
+        if forward == "device":
+            staging = by_itself.staging
+            sampler.token_sampler = DeviceTokenSampler(stream_of(device), rows, staging)
         runner = LocalRunner(by_itself, sampler, table, adapters=pool, device_tokens=by_itself)
     engine = Engine(
         plan,

@@ -72,7 +72,7 @@ class Simulation:
             max_rows=num_rows,
             vocab_size=VOCAB,
             eos_token_ids=(0,),
-            token_sampler=DeviceTokenSampler(device, num_rows),
+            token_sampler=DeviceTokenSampler(device, num_rows, forward.staging),
         )
         table = InputBatch(
             max_rows=num_rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size
