@@ -87,10 +87,12 @@ class StepDraft:
 
     def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, list[Sequence]]:
         """Return the plan, one-token rows first, and the sequence of each row."""
-        counts = self._counts
-        order = [seq for seq, count in counts.items() if count == 1]
-        if len(order) < len(counts):
-            order += [seq for seq, count in counts.items() if count > 1]
+        order = [seq for seq, count in self._counts.items() if count == 1]
+        if len(order) < len(self._counts):
+            order += [seq for seq, count in self._counts.items() if count > 1]
+        counts = [self._counts[seq] for seq in order]
+        starts = [seq.num_computed + seq.num_in_flight_tokens for seq in order]
+        known = [len(seq.token_ids) + seq.num_pending_outputs for seq in order]
         page_rows: list[int] = []
         page_ids: list[int] = []
         windows: list[int] = []
@@ -102,6 +104,7 @@ class StepDraft:
                 if seq.table.windows:
                     windows += seq.table.windows[len(seq.table.pages) - len(pages) :]
         started = [seq for seq in order if seq in self._started] if self._started else ()
+        first, added = _ints(starts), _ints(counts)
         plan = StepPlan(
             step_id=step_id,
             added=tuple(map(_row_init, started)),
@@ -109,10 +112,10 @@ class StepDraft:
             page_rows=_ints(page_rows),
             page_ids=_ints(page_ids),
             window_ids=_ints(windows),
-            rows=_ints([_row(seq) for seq in order]),
-            starts=_ints([seq.num_computed + seq.num_in_flight_tokens for seq in order]),
-            num_tokens=_ints([counts[seq] for seq in order]),
-            samples=np.array([seq.num_pending == counts[seq] for seq in order], dtype=np.bool_),
+            rows=_ints(map(_row, order)),
+            starts=first,
+            num_tokens=added,
+            samples=first + added == _ints(known),
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
         )
         return plan, order

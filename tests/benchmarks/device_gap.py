@@ -37,7 +37,7 @@ def measure(name: str, num_rows: int, *, greedy: bool) -> None:
         f"{min(window.host_s for window in found) * 1e3:5.2f} median "
         f"{median(found, lambda window: window.host_s) * 1e3:5.2f} ms, gap best {best.gap:6.1%} "
         f"median {median(found, lambda window: window.gap):6.1%}, "
-        f"{best.num_uploads:.1f} copies\n"
+        f"{best.num_uploads:.1f} uploads\n"
     )
     sys.stdout.flush()
 

@@ -65,7 +65,7 @@ class Mark:
     start_s:   by the clock
     idle_s:    seconds for which the device had nothing to do, so far
     host_s:    seconds that the host worked, so far
-    num_copies, num_waits:  copies and blocking waits so far
+    num_uploads, num_waits:  as of SimulatedDevice, so far
     """
 
     start_s: float
@@ -93,6 +93,7 @@ class SimulatedDevice:
         self._node_s = roofline.figures["device"]["node_s"]
         self._free_at = self.clock.now()
         self._idle_s = 0.0
+        self._pinned: set[int] = set()
         self._recording: list[float] | None = None
 
     # -- work --------------------------------------------------------------------------------
@@ -122,12 +123,14 @@ class SimulatedDevice:
         return SimulatedEvent(self)
 
     def pinned(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        buffer = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._pinned.add(buffer.untyped_storage().data_ptr())
+        return buffer
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source)
         started = self.clock.source()
-        self.num_uploads += 1
+        self.num_uploads += source.untyped_storage().data_ptr() in self._pinned
         self.clock.pay(self._host["copy_s"])
         self.work(self._node_s)
         self.clock.leave_out(started)
