@@ -46,8 +46,8 @@ bench-peers: $(STAMP)  ## Install other engines and measure them (tests/benchmar
 gpu: $(STAMP)  ## Test and measure kernels and engine on the GPU of this machine
 	$(MAKE) -s gpu-here PYTHON=$(BIN)/python
 
-gpu-here: .dev/remora  ## The same with the packages that PYTHON has; installs nothing
-	@PYTHON=$(PYTHON) bash tests/benchmarks/gpu/all.sh build
+gpu-here: .dev/remora  ## The same with the packages that PYTHON has: PART=a, b or c, or all
+	@$(PYTHON) tests/benchmarks/gpu/here.py --part '$(PART)' --out "$${OUT:-build}"
 
 wheel: $(STAMP)  ## Build a wheel with native kernels for all CPUs into build/wheels
 	$(MAKE) -s wheel-here PYTHON=$(BIN)/python

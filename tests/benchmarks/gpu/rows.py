@@ -1,70 +1,80 @@
-"""Rows of the table: of a kernel alone, and of the engine."""
+"""A finding, as a row of the tables: what was measured, its bound, and what is asked of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.benchmarks.gpu.bounds import Bounds
-from tests.benchmarks.gpu.timing import Case
 
-RATE = "tokens/s"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A kernel's time; `limit` names what its share is of. Interpreted ones have no time.
-
-    failure:  why there is none otherwise
-    """
-
-    model: str
-    kernel: str
-    shape: str
-    num_bytes: float
-    flops: float
-    microseconds: float | None = None
-    share: float | None = None
-    limit: str = ""
-    failure: str = ""
-
-    @classmethod
-    def of(cls, case: Case) -> Measured:
-        """Return what is known beforehand."""
-        return cls(case.model, case.kernel, case.shape, case.num_bytes, case.flops)
-
-    def timed(self, seconds: float, bounds: Bounds) -> Measured:
-        """Return it with its time, and what share of the bound that is."""
-        moved_s, computed_s = self.num_bytes / bounds.bytes_per_s, self.flops / bounds.flops_per_s
-        return replace(
-            self,
-            microseconds=seconds * 1e6,
-            share=max(moved_s, computed_s) / seconds,
-            limit="bytes" if moved_s >= computed_s else "products",
-        )
-
-    def line(self) -> str:
-        times = ""
-        if self.microseconds is not None and self.share is not None:
-            times = f"{self.microseconds:11.1f} us {self.share:7.1%} of {self.limit}"
-        return f"{self.model:14} {self.kernel:28} {self.shape:34} {times}{self.failure}"
+TOKENS_PER_S = "tokens/s"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the engine, or another, has done.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A finding of one case.
 
-    share:    of the bound; None where there is none
-    failure:  why there is no value
+    value:        None if there is no number, only an outcome
+    share:        of the bound that `limit` names
+    asked:        what is asked of the value or the share; empty = nothing
+    ok:           whether it is as asked; None = nothing is asked
+    is_headline:  whether the verdict shows it when all is well
+    details:      for the file only
+    failure:      why there is no finding
     """
 
     model: str
     what: str
-    value: float = 0.0
+    value: float | None = None
     unit: str = ""
     share: float | None = None
+    limit: str = ""
+    asked: str = ""
+    ok: bool | None = None
+    is_headline: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
+    def found(self, value: float, unit: str, **more: Any) -> Row:
+        """Return the row with a value."""
+        return replace(self, value=value, unit=unit, **more)
+
+    def timed(self, seconds: float, bounds: Bounds | None, *, moved: float, flops: float) -> Row:
+        """Return the row with a kernel's time, and its share of the bound that is closer.
+
+        bounds:  None = unknown
+        moved:   bytes that must be read and written
+        """
+        if bounds is None:
+            return self.found(seconds * 1e6, "us")
+        moved_s, computed_s = moved / bounds.bytes_per_s, flops / bounds.flops_per_s
+        return self.found(
+            seconds * 1e6,
+            "us",
+            share=max(moved_s, computed_s) / seconds,
+            limit="bytes" if moved_s >= computed_s else "products",
+        )
+
+    def asking_share(self, least: float) -> Row:
+        """Ask for a share of the bound."""
+        is_met = None if self.share is None else self.share >= least
+        return replace(self, asked=f">= {least:.0%}", ok=is_met, is_headline=True)
+
+    def asking_at_most(self, most: float) -> Row:
+        """Ask for a value, or less."""
+        is_met = None if self.value is None else self.value <= most
+        return replace(self, asked=f"<= {most:g} {self.unit}", ok=is_met)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it failed or is not as asked."""
+        return bool(self.failure) or self.ok is False
+
     def line(self) -> str:
-        value = self.failure or f"{self.value:12.3f} {self.unit:9}"
-        share = "" if self.share is None else f"{self.share:7.1%}"
-        return f"{self.model:14} {self.what:34} {value} {share}"
+        """Return a line of a table."""
+        outcome = {True: "ok", False: "NOT", None: ""}[self.ok]
+        if self.failure:
+            return f"{'FAIL':4} {self.model:14} {self.what:46} {self.failure}"
+        value = "" if self.value is None else f"{self.value:12.3f} {self.unit:9}"
+        share = "" if self.share is None else f"{self.share:7.1%} of {self.limit}"
+        return f"{outcome:4} {self.model:14} {self.what:46} {value} {share} {self.asked}".rstrip()

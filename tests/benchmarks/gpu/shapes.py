@@ -81,3 +81,10 @@ BY_NAME = {
     "tiny": TINY,
     "tiny-moe": TINY_MOE,
 }
+
+
+def config_of(name: str, *, tiny: bool) -> tuple[str, dict[str, Any]]:
+    """Return a model's name and config; those of the tiny one of its kind instead."""
+    if tiny:
+        name = "tiny-moe" if "num_experts" in BY_NAME[name] else "tiny"
+    return name, BY_NAME[name]

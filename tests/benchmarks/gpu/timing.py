@@ -7,11 +7,12 @@ that what is timed is the device and not the launching.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 CACHE_BYTES = 256 * 2**20  # five times the second-level cache of an H200
 MAX_COPIES = 64
@@ -19,13 +20,40 @@ ROUNDS, MIN_ROUNDS, ROUNDS_S = 50, 5, 0.1
 GRAPH_S, MAX_TIMES = 2e-3, 20  # of a replay
 
 
+Pairs = Iterator[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel with its inputs.
+
+    run:       calls it
+    result:    calls it on the original inputs and returns what it computes; None = `run` does both
+    expected:  yields parts of a result with what they should be, from torch in float32, a part at a
+               time; None = not compared
+    peers:     others that compute the same, by name
+    """
+
+    run: Callable[[], object]
+    result: Callable[[], Tensor] | None = None
+    expected: Callable[[Tensor], Pairs] | None = None
+    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+
+    def computed(self) -> Tensor:
+        """Return what the kernel computes."""
+        made = self.run() if self.result is None else self.result()
+        assert isinstance(made, Tensor)
+        return made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class KernelCase:
     """A kernel on inputs of one shape.
 
     num_bytes:  that must be read and written at least
     flops:      that must be computed; 0 = next to none
     make:       makes inputs on a device, floats in a format, and returns a call with them
+    peers:      names of others that `make` returns
     """
 
     model: str
@@ -33,16 +61,13 @@ class Case:
     shape: str
     num_bytes: float
     flops: float = 0.0
-    make: Callable[[torch.device, torch.dtype], Callable[[], object]]
+    make: Callable[[torch.device, torch.dtype], Call]
+    peers: tuple[str, ...] = ()
 
-    def once(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Call the kernel, to see that it can be."""
-        self.make(device, dtype)()
-
-    def seconds(self, device: torch.device) -> float:
-        """Return the median seconds of a call in bfloat16."""
+    def calls(self, device: torch.device, dtype: torch.dtype) -> list[Call]:
+        """Make the call on as many copies of its inputs as no cache holds together."""
         copies = min(MAX_COPIES, 1 + int(CACHE_BYTES // max(1.0, self.num_bytes)))
-        return replayed_s([self.make(device, torch.bfloat16) for _ in range(copies)])
+        return [self.make(device, dtype) for _ in range(copies)]
 
 
 def replayed_s(calls: list[Callable[[], object]]) -> float:
