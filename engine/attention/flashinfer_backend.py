@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention.paged_kv import PagedKV
+from remora.engine.graphs.device_stream import stream_of
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
@@ -95,7 +96,7 @@ class FlashInferAttention(PagedKV):
         device = self.kv_pages.device
         self._workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         most = max_rows * pages_needed(max_tokens, self._page_size)
-        self._staging = Staging(device, room_for([Shape((most,), INT32)]))
+        self._staging = Staging(stream_of(device), room_for([Shape((most,), INT32)]))
         # Of captured steps, which run one at a time and so share them.
         self._indptr = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._indices = torch.zeros(most, dtype=torch.int32, device=device)

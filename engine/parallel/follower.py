@@ -92,7 +92,7 @@ class Follower:
         self._forward.forward(self._table.inputs(step.plan))
         sampled = step.plan.rows[step.plan.samples]
         if self._shared_tokens is not None and len(sampled):
-            self._shared_tokens.receive(sampled)
+            self._shared_tokens.receive(len(sampled))
 
     def _add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
         """Append tokens in order; a row may have several, of steps that overlapped."""

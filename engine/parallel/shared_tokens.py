@@ -12,7 +12,6 @@ from torch import Tensor
 
 from remora.engine.parallel.group import Group
 from remora.engine.protocols import DeviceTokens
-from remora.engine.types import IntArray
 
 
 class SharedTokens:
@@ -23,11 +22,11 @@ class SharedTokens:
         self._group = group
         self._device = device
 
-    def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
-        """Keep each row's newest token on all ranks; see `protocols.DeviceTokens`. On rank 0."""
-        self._own.set_last_tokens(rows, self._group.broadcast(token_ids.to(self._device)))
+    def set_last_tokens(self, token_ids: Tensor) -> None:
+        """Keep the newest tokens on all ranks; see `protocols.DeviceTokens`. On rank 0."""
+        self._own.set_last_tokens(self._group.broadcast(token_ids.to(self._device)))
 
-    def receive(self, rows: IntArray) -> None:
-        """Keep the newest tokens that rank 0 has sampled for these rows. On the other ranks."""
-        token_ids = torch.empty(len(rows), dtype=torch.int64, device=self._device)
-        self._own.set_last_tokens(rows, self._group.broadcast(token_ids))
+    def receive(self, num_rows: int) -> None:
+        """Keep the newest tokens that rank 0 has sampled for so many rows. On the other ranks."""
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
+        self._own.set_last_tokens(self._group.broadcast(token_ids))

@@ -203,7 +203,7 @@ def launched(built: Built, steps: list[StepInputs]) -> float:
                 torch.cuda.synchronize()
             started = time.perf_counter()
         chosen = built.token_sampler.choose(built.forward.forward(inputs), None)
-        built.forward.set_last_tokens(inputs.rows.astype(np.int32), chosen.token_ids)
+        built.forward.set_last_tokens(chosen.token_ids)
         before.append(chosen)
         if at > 0:
             before[at - 1].take()

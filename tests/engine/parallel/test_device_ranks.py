@@ -21,6 +21,7 @@ from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.engine import Engine
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
+from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.launch import make_table
 from remora.engine.parallel.channel import Address, Channel, Listener
@@ -74,7 +75,7 @@ def make_forward(path: Path, plan: EnginePlan, group: Group) -> tuple[DeviceForw
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
     )
     ranks = RankModel(model, group, micro_batches=plan.micro_batches)
-    forward, graph_runner = DeviceForward(ranks, attention, limits, CPU), Rerun()
+    forward, graph_runner = DeviceForward(ranks, attention, limits, stream_of(CPU)), Rerun()
     capture(forward, plan, graph_runner, show_progress=False)
     return forward, graph_runner
 
@@ -110,7 +111,7 @@ def device_ranks(
             max_rows=plan.max_running_requests,
             vocab_size=model.vocab_size,
             eos_token_ids=(),
-            token_sampler=DeviceTokenSampler(CPU, plan.max_running_requests),
+            token_sampler=DeviceTokenSampler(stream_of(CPU), plan.max_running_requests),
         )
         runner = LocalRunner(
             made[0][0], sampler, make_table(plan), followers, groups[0], device_tokens=shared[0]

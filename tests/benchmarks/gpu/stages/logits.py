@@ -97,6 +97,6 @@ def by_engine(config: dict[str, Any], ids: Any, prompt: int, setting: Setting) -
         inputs.token_ids[:] = ids[first:end]
         if first > 0:  # decode steps read their tokens from the table of the newest
             newest = torch.tensor([ids[first]], device=setting.torch_device)
-            built.forward.set_last_tokens(np.zeros(1, np.int32), newest)
+            built.forward.set_last_tokens(newest)
         rows.append(built.forward.forward(inputs)[0].float().cpu().clone())
     return torch.stack(rows)
