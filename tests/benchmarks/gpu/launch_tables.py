@@ -82,6 +82,7 @@ def entries(*, tiny: bool) -> Iterator[Entry]:
     """Yield what serving uses most first."""
     from remora.kernels.gpu import linear_int4, linear_quant, lora, moe
     from remora.kernels.gpu.attention import decode, prefill
+    from remora.kernels.row_tiles import SMALL_TILE
     from tests.benchmarks.gpu import shapes
     from tests.benchmarks.gpu.cases import attention, products
     from tests.benchmarks.gpu.cases import lora as lora_cases
@@ -135,7 +136,7 @@ def entries(*, tiny: bool) -> Iterator[Entry]:
     yield Entry(
         lora,
         "LAUNCHES",
-        lora.SMALL_TILE,
+        SMALL_TILE,
         lora_cases.case("lora", layer, *step),
         {"inputs": (64, 128), "columns": (64, 128), "max_splits": (4, 8, 16), "num_stages": (3, 4)},
     )

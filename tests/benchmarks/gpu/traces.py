@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 Interval = tuple[float, float]
@@ -46,11 +45,11 @@ def trace(run: Callable[[], object], device: torch.device) -> Trace:
         run()
         if is_cuda:
             torch.cuda.synchronize()
-    wanted = DeviceType.CUDA if is_cuda else DeviceType.CPU
+    wanted = "CUDA" if is_cuda else "CPU"
     events = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in profiled.events() or []
-        if event.device_type == wanted
+        if event.device_type.name == wanted
     ]
     return summarise(events)
 

@@ -20,7 +20,8 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu" / "here.py"
 @pytest.mark.timeout(2 * CPU_PART_S)
 @pytest.mark.parametrize("part", list(PARTS))
 def test_a_part_runs_to_its_end_on_a_cpu(part: str, tmp_path: Path) -> None:
-    options = ["--part", part, "--device", "cpu", "--out", tmp_path, "--work", tmp_path / "work"]
+    options = ["--part", part, "--device", "cpu", "--out", str(tmp_path)]
+    options += ["--work", str(tmp_path / "work")]
 
     done = subprocess.run(
         [sys.executable, PROGRAM, *options], capture_output=True, text=True, check=False

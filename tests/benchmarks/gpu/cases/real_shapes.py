@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def latents(num_heads: int, dtype: torch.dtype, *, tiny: bool) -> Iterator[Kerne
     rows, context, prompt = (2, 20, 18) if tiny else (16, 4096, 2048)
     of_token = LATENT + ROTATED
 
-    def make(device: torch.device, is_decode: bool) -> Call:
+    def make(is_decode: bool, device: torch.device, _: torch.dtype) -> Call:
         num_rows, length = (rows, context) if is_decode else (1, prompt)
         num_tokens = rows if is_decode else prompt
         query = torch.randn(num_tokens, num_heads, of_token, device=device).to(dtype)
@@ -135,7 +136,7 @@ def latents(num_heads: int, dtype: torch.dtype, *, tiny: bool) -> Iterator[Kerne
             kernel=f"{name} {str(dtype)[6:]}",
             shape=f"{rows} x {context}" if is_decode else f"prompt {prompt}",
             num_bytes=0.0,
-            make=lambda device, _, d=is_decode: make(device, d),
+            make=partial(make, is_decode),
         )
 
 

@@ -80,7 +80,7 @@ def rope_store(model: str, config: dict[str, Any], tokens: int) -> KernelCase:
     def make(device: torch.device, dtype: torch.dtype) -> Call:
         together = heads.queries + 2 * heads.kv
         qkv = torch.randn(tokens, together, heads.dim, device=device).to(dtype)
-        parts = qkv.split([heads.queries, heads.kv, heads.kv], dim=1)
+        query, key, value = torch.split(qkv, [heads.queries, heads.kv, heads.kv], dim=1)
         cos, sin = torch.randn(2, tokens, heads.dim // 2, device=device).to(dtype).unbind(0)
         pages = 1 + -(-tokens // PAGE)
         shape = 2, pages, PAGE, heads.kv, heads.dim
@@ -89,17 +89,17 @@ def rope_store(model: str, config: dict[str, Any], tokens: int) -> KernelCase:
 
         def result() -> Tensor:
             stored = torch.zeros_like(kv_pages)
-            query = rotate_and_store(*parts, cos, sin, stored, slots)
-            return torch.cat([query.flatten(), stored.flatten()])
+            rotated = rotate_and_store(query, key, value, cos, sin, stored, slots)
+            return torch.cat([rotated.flatten(), stored.flatten()])
 
         def expected(result: Tensor) -> Pairs:
             stored = torch.zeros(shape, device=device)
-            wide = [part.float() for part in (*parts, cos, sin)]
-            query = rotate_and_store_reference(*wide, stored, slots)
-            yield result, torch.cat([query.flatten(), stored.flatten()])
+            q, k, v, c, s = (part.float() for part in (query, key, value, cos, sin))
+            rotated = rotate_and_store_reference(q, k, v, c, s, stored, slots)
+            yield result, torch.cat([rotated.flatten(), stored.flatten()])
 
         return Call(
-            lambda: rotate_and_store(*parts, cos, sin, kv_pages, slots),
+            lambda: rotate_and_store(query, key, value, cos, sin, kv_pages, slots),
             result=result,
             expected=expected,
         )

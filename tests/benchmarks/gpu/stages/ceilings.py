@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,7 +34,11 @@ def cases(setting: Setting) -> Iterator[Case]:
         yield matmul_case(setting, rows)
     for name, measure in (("launch", launch_s), ("graph node", node_s)):
         about = Row(model="device", what=f"{name} of an empty kernel")
-        yield Case(about, lambda m=measure, a=about: iter([a.found(m(setting) * 1e6, "us")]))
+        yield Case(about, partial(host_time, about, measure, setting))
+
+
+def host_time(about: Row, measure: Callable[[Setting], float], setting: Setting) -> Iterator[Row]:
+    yield about.found(measure(setting) * 1e6, "us")
 
 
 def bounds(setting: Setting) -> Iterator[Row]:

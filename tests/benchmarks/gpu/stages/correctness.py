@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         interpret_on_cpu()
     for case in (*real_shapes.cases(tiny=setting.is_tiny), *checked_cases(tiny=setting.is_tiny)):
         about = Row(model=case.model, what=f"{case.kernel} {case.shape}")
-        yield Case(about, lambda c=case, a=about: check(c, a, setting), 60.0)
+        yield Case(about, partial(check, case, about, setting), 60.0)
 
 
 def check(case: KernelCase, about: Row, setting: Setting) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -33,7 +34,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         interpret_on_cpu()
     for case in FAMILIES[setting.options["family"]](tiny=setting.is_tiny):
         about = Row(model=case.model, what=f"{case.kernel} {case.shape}")
-        yield Case(about, lambda c=case, a=about: measure(c, a, setting), CASE_S)
+        yield Case(about, partial(measure, case, about, setting), CASE_S)
 
 
 def measure(case: KernelCase, about: Row, setting: Setting) -> Iterator[Row]:
