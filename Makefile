@@ -1,6 +1,7 @@
 # One command each. All of them make .venv first where it is missing or out of date.
 PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
+ARCH ?= sm_90
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -8,7 +9,7 @@ WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here wheel wheel-here setup clean
+.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -48,6 +49,9 @@ gpu: $(STAMP)  ## Test and measure kernels and engine on the GPU of this machine
 
 gpu-here: .dev/remora  ## The same with the packages that PYTHON has: PART=a, b or c, or all
 	@$(PYTHON) tests/benchmarks/gpu/here.py --part '$(PART)' --out "$${OUT:-build}"
+
+gpu-cache: .dev/remora  ## Compile the kernels of gpu-here for ARCH with PYTHON's Triton, without a GPU
+	@PYTHONPATH=.dev $(PYTHON) tests/benchmarks/gpu/fill_cache.py --arch $(ARCH)
 
 wheel: $(STAMP)  ## Build a wheel with native kernels for all CPUs into build/wheels
 	$(MAKE) -s wheel-here PYTHON=$(BIN)/python

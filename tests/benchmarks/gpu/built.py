@@ -136,7 +136,7 @@ def _build(path: Path, *, tiny: bool, captures: bool, engine: dict[str, Any]) ->
             step_bytes=step_bytes,
         )
     forward = gpu.make_forward(model, plan, plan.num_pages)
-    token_sampler = gpu.make_token_sampler(plan)
+    token_sampler = gpu.make_token_sampler(plan, forward)
     with timed(seconds, "warm up"):
         gpu.warm_up(forward, plan)
         gpu.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))

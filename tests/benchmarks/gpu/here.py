@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.benchmarks.gpu import clocks, workers
 from tests.benchmarks.gpu.bounds import Bounds
+from tests.benchmarks.gpu.cache import relocate
 from tests.benchmarks.gpu.parts import CPU_PART_S, PART_S, PARTS, Stage
 from tests.benchmarks.gpu.results import Results
 from tests.benchmarks.gpu.rows import Row
@@ -72,6 +73,7 @@ def main() -> None:
     if device == "cpu":
         say(UNRELIABLE)
     seconds = options.seconds or (CPU_PART_S if device == "cpu" else PART_S)
+    say(f"{relocate(options.cache.absolute())} compiled kernels in {options.cache}")
     wells = []
     for part in [options.part] if options.part else PARTS:
         results = Results(part, options.out.absolute(), options.work.absolute() / part)
