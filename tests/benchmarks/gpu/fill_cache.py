@@ -46,6 +46,8 @@ def main() -> None:
     failures = fill(options.arch)
     from tests.benchmarks.gpu.compiles import COMPILES
 
+    for source in options.cache.glob("*/*.source"):  # for readers of the cache, not for Triton
+        source.unlink()
     size = sum(path.stat().st_size for path in options.cache.rglob("*") if path.is_file())
     sys.stdout.write(
         f"{COMPILES.num_compiled} kernels compiled, {COMPILES.num_read} were there; "
