@@ -7,11 +7,18 @@ nothing of page ownership or of how latents are made.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from remora.engine.attention.split_plans import SplitPlans
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
-from remora.kernels.attention.mla import attend_latents, extend_over_latents
+from remora.kernels.attention.mla import (
+    attend_latents,
+    extend_over_latents,
+    plan_latent_splits,
+)
 from remora.kernels.memory import buffer
 from remora.kernels.rope import apply_rope
 
@@ -44,6 +51,7 @@ class PagedLatents:
         else:
             self.pages = torch.zeros(shape, dtype=dtype, device=device)
         self.latent_size = latent_size
+        self._plans = SplitPlans()
 
     def attend(
         self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
@@ -58,13 +66,13 @@ class PagedLatents:
         out = heads.new_empty((*query.shape[:2], size))
         decodes = slice(0, batch.num_decodes)
         if batch.num_decodes > 0:
+            rows = query[decodes], pages, batch.tables[decodes], batch.lengths[decodes]
+            make_plan = partial(plan_latent_splits, *rows)
             attend_latents(
-                query[decodes],
-                pages,
-                batch.tables[decodes],
-                batch.lengths[decodes],
+                *rows,
                 latent_size=size,
                 scale=spec.scale,
+                plan=self._plans.get(batch.lengths, None, make_plan),
                 out=out[decodes],
             )
         if batch.num_decodes < len(query):

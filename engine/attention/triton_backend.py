@@ -1,4 +1,5 @@
-"""Attention by triton kernels on a GPU: three or four launches per layer, without waiting.
+"""Attention by triton kernels on a GPU: three or four launches per layer, without waiting,
+and one per step that divides the keys of decode rows.
 
 Decode steps depend on the device's tensors only, so graphs can capture them. Knows nothing of page
 ownership or requests.
@@ -6,14 +7,21 @@ ownership or requests.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from remora.engine.attention.paged_kv import PagedKV
+from remora.engine.attention.split_plans import SplitPlans
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
-from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS, attend_decode_paged
+from remora.kernels.attention.decode import (
+    FIXED_SPLIT_TOKENS,
+    FIXED_SPLITS,
+    attend_decode_paged,
+    plan_splits,
+)
 from remora.kernels.attention.prefill import attend_extend
 
 
@@ -33,9 +41,12 @@ class TritonAttention(PagedKV):
         **pages: Any,
     ) -> None:
         super().__init__(**pages)
-        self._fixed_split = fixed_split
-        self._max_splits = max_splits
-        self._split_tokens = split_tokens
+        self._splits: dict[str, Any] = {
+            "fixed_split": fixed_split,
+            "max_splits": max_splits,
+            "split_tokens": split_tokens,
+        }
+        self._plans = SplitPlans()
 
     def attend(
         self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
@@ -45,19 +56,22 @@ class TritonAttention(PagedKV):
         out = torch.empty_like(query)
         num_decodes = batch.num_decodes
         if num_decodes > 0:
-            attend_decode_paged(
+            rows = (
                 query[:num_decodes],
                 kv_pages,
                 batch.tables[:num_decodes],
                 batch.lengths[:num_decodes],
+            )
+            make_plan = partial(plan_splits, *rows, window=spec.window, **self._splits)
+            attend_decode_paged(
+                *rows,
                 scale=spec.scale,
                 window=spec.window,
                 soft_cap=spec.soft_cap,
                 sinks=spec.sinks,
-                fixed_split=self._fixed_split,
-                max_splits=self._max_splits,
-                split_tokens=self._split_tokens,
+                plan=self._plans.get(batch.lengths, spec.window, make_plan),
                 out=out[:num_decodes],
+                **self._splits,
             )
         if num_decodes < len(query):
             attend_extend(

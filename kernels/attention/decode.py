@@ -20,9 +20,42 @@ import torch
 from torch import Tensor
 
 from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
+from remora.kernels.attention.split_plan import SplitPlan
 from remora.kernels.dispatch import by_triton
 
 FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
+
+
+def plan_splits(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    window: int | None,
+    fixed_split: bool = False,
+    max_splits: int = FIXED_SPLITS,
+    split_tokens: int = FIXED_SPLIT_TOKENS,
+) -> SplitPlan | None:
+    """Divide the keys of rows for `attend_decode_paged`; arguments as there.
+
+    Returns a plan for all layers of a step with the same window, shapes and formats; None where
+    Triton does not compute.
+    """
+    if not by_triton(query.device):
+        return None
+    from remora.kernels.gpu.attention import decode as kernels
+
+    return kernels.plan(
+        query,
+        kv_pages,
+        tables,
+        lengths,
+        window=window,
+        fixed_split=fixed_split,
+        max_splits=max_splits,
+        split_tokens=split_tokens,
+    )
 
 
 def attend_decode_paged(
@@ -39,6 +72,7 @@ def attend_decode_paged(
     fixed_split: bool = False,
     max_splits: int = FIXED_SPLITS,
     split_tokens: int = FIXED_SPLIT_TOKENS,
+    plan: SplitPlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend each decode token to the pages of its own row.
@@ -55,6 +89,7 @@ def attend_decode_paged(
     kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of 8-bit pages
     fixed_split:  batch-invariant: a row's keys are always divided into parts of `split_tokens`, or
                   longer ones so that there are at most `max_splits`
+    plan:         from `plan_splits` with the same arguments; None = it is made here
     out:          [D, num_heads, head_dim] to overwrite, any token stride; None = new memory
     Returns [D, num_heads, head_dim] in the format of `query`, `out` if given. Raises ValueError for
     formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs that cannot convert
@@ -63,33 +98,24 @@ def attend_decode_paged(
     check_pages(query, kv_pages, kv_scales)
     if out is None:
         out = query.new_empty(query.shape)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "window": window,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
+    options: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
     if not by_triton(query.device):
-        return out.copy_(
-            attend_decode_paged_reference(
-                query, kv_pages, tables, lengths, kv_scales=kv_scales, **options
-            )
-        )
+        options |= {"kv_scales": kv_scales, "window": window}
+        return out.copy_(attend_decode_paged_reference(query, kv_pages, tables, lengths, **options))
     from remora.kernels.gpu.attention import decode as kernels
 
     if len(query) > 0:
-        kernels.attend(
+        plan = plan or kernels.plan(
             query,
             kv_pages,
             tables,
             lengths,
-            kv_scales,
-            out,
+            window=window,
             fixed_split=fixed_split,
             max_splits=max_splits,
             split_tokens=split_tokens,
-            **options,
         )
+        kernels.attend(query, kv_pages, tables, kv_scales, out, plan=plan, **options)
     return out
 
 

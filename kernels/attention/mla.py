@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from remora.kernels.attention.split_plan import SplitPlan
 from remora.kernels.dispatch import by_triton
 
 
@@ -28,6 +29,7 @@ def attend_latents(
     latent_size: int,
     scale: float,
     fixed_split: bool = False,
+    plan: SplitPlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend each decode token to the pages of its own row.
@@ -40,6 +42,7 @@ def attend_latents(
     latent_size:  C
     scale:        the model's factor on q.k before softmax; does not follow from C + P
     fixed_split:  batch-invariant: a row's result does not depend on other rows
+    plan:         from `plan_latent_splits` with the same arguments; None = it is made here
     out:          [D, num_heads, C] to overwrite, any token stride; None = new memory
     Returns [D, num_heads, C] in the format of `query`, `out` if given. Raises ValueError for
     incompatible queries and pages.
@@ -50,8 +53,20 @@ def attend_latents(
     if len(query) > 0:
         from remora.kernels.gpu.attention import mla as kernels
 
-        kernels.attend(query, pages, tables, lengths, out, scale=scale, fixed_split=fixed_split)
+        plan = plan or kernels.plan(query, pages, tables, lengths, fixed_split=fixed_split)
+        kernels.attend(query, pages, tables, out, scale=scale, plan=plan)
     return out
+
+
+def plan_latent_splits(
+    query: Tensor, pages: Tensor, tables: Tensor, lengths: Tensor, *, fixed_split: bool = False
+) -> SplitPlan | None:
+    """Divide the keys of rows for `attend_latents`; see `plan_splits`."""
+    if not by_triton(query.device):
+        return None
+    from remora.kernels.gpu.attention import mla as kernels
+
+    return kernels.plan(query, pages, tables, lengths, fixed_split=fixed_split)
 
 
 def attend_latents_reference(

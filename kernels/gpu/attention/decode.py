@@ -2,9 +2,10 @@
 
 Rows are too few to fill a GPU, so their keys are divided into splits, one program each (flash
 decoding, after FlashAttention, arXiv:2205.14135); `merge_kernel` combines the splits of a row.
-Programs derive the splits of all rows from the lengths on the device: a long row gets splits in
-proportion to its share of all keys, and the grid has one program per row plus one for each possible
-further split. Query heads of a K/V head are rows of one product, so K and V are read once.
+`plan_kernel` derives the splits of all rows from the lengths on the device, once for all layers of
+a step: a long row gets splits in proportion to its share of all keys, and the grid has one program
+per row plus one for each possible further split. Query heads of a K/V head are rows of one product,
+so K and V are read once.
 
 Launches do not depend on device values, so they can be captured in a graph and replayed with other
 lengths and pages in the same memory.
@@ -24,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from remora.kernels.attention.split_plan import SplitPlan
 from remora.kernels.gpu.arch import Arch, arch_of
 from remora.kernels.gpu.attention.steps import (
     attend_block,
@@ -89,44 +91,109 @@ MIN_SPLIT = 128  # least keys of a split
 ROUNDS = 2  # of programs for long splits, so that the last round leaves less of the GPU idle
 MIN_QUERIES, MAX_QUERIES = 16, 64  # of a block: minimum of tl.dot, maximum of registers
 MERGE_SPLITS = 16  # splits that `merge_kernel` reads at once
+ITEM = 5  # numbers of an item in `SplitPlan`
+
+
+def plan(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    window: int | None,
+    fixed_split: bool,
+    max_splits: int,
+    split_tokens: int,
+) -> SplitPlan:
+    """Divide rows into splits; arguments as in `attend_decode_paged`."""
+    num_rows, num_heads, head_dim = query.shape
+    _, _, page_size, num_kv_heads, _ = kv_pages.shape
+    group = num_heads // num_kv_heads
+    launch = launch_of(arch_of(query.device), head_dim)
+    if fixed_split:
+        splits = min(max_splits, triton.cdiv(tables.shape[1] * page_size, split_tokens))
+        num_items = num_rows * splits
+    else:
+        programs_of_row = num_kv_heads * triton.cdiv(group, queries_of(group))
+        splits = max(1, launch.programs // programs_of_row)
+        num_items = num_rows + splits * ROUNDS
+    return plan_items(
+        lengths,
+        num_items,
+        splits,
+        window=window,
+        fixed_split=fixed_split,
+        min_split=split_tokens if fixed_split else MIN_SPLIT,
+        keys=launch.block(query.itemsize, kv_pages.itemsize),
+    )
+
+
+def plan_items(
+    lengths: Tensor,
+    num_items: int,
+    num_splits: int,
+    *,
+    window: int | None,
+    fixed_split: bool,
+    min_split: int,
+    keys: int,
+) -> SplitPlan:
+    """Divide rows of `lengths` [D] into splits in multiples of a block of keys.
+
+    num_splits:  most splits of a row if they are fixed, otherwise extra splits of all rows in one
+                 round
+    """
+    num_rows = len(lengths)
+    items = lengths.new_empty((num_items, ITEM), dtype=torch.int32)
+    rows = lengths.new_empty((num_rows, 2), dtype=torch.int32)
+    plan_kernel[(num_items,)](
+        lengths,
+        items,
+        rows,
+        num_rows,
+        num_splits,
+        2**30 if window is None else window,
+        FIXED=fixed_split,
+        MIN_BLOCKS=triton.cdiv(min_split, keys),
+        R=row_block(num_rows),
+        N=keys,
+        ITEM=ITEM,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
+    return SplitPlan(items, rows)
+
+
+def queries_of(group: int) -> int:
+    """Return the queries of a block."""
+    wanted: int = triton.next_power_of_2(group)
+    return min(MAX_QUERIES, max(MIN_QUERIES, wanted))
 
 
 def attend(
     query: Tensor,
     kv_pages: Tensor,
     tables: Tensor,
-    lengths: Tensor,
     kv_scales: Tensor | None,
     out: Tensor,
     *,
     scale: float,
-    window: int | None,
     soft_cap: float | None,
     sinks: Tensor | None,
-    fixed_split: bool,
-    max_splits: int,
-    split_tokens: int,
+    plan: SplitPlan,
 ) -> None:
     """Attend each row to its pages; tensors as in `attend_decode_paged`."""
-    num_rows, num_heads, head_dim = query.shape
+    _, num_heads, head_dim = query.shape
     _, _, page_size, num_kv_heads, _ = kv_pages.shape
-    group = num_heads // num_kv_heads
+    group, num_items = num_heads // num_kv_heads, len(plan.items)
     launch = launch_of(arch_of(query.device), head_dim)
     sizes = (query.itemsize, kv_pages.itemsize)
-    queries = min(MAX_QUERIES, max(MIN_QUERIES, triton.next_power_of_2(group)))
-    keys = launch.block(*sizes)
-    programs_of_row = num_kv_heads * triton.cdiv(group, queries)
-    if fixed_split:
-        splits = min(max_splits, triton.cdiv(tables.shape[1] * page_size, split_tokens))
-        num_items = num_rows * splits
-    else:
-        splits = max(1, launch.programs // programs_of_row)
-        num_items = num_rows + splits * ROUNDS
+    queries = queries_of(group)
     sums = query.new_empty((num_items, num_heads, head_dim), dtype=torch.float32)
     weights = query.new_empty((num_items, num_heads), dtype=torch.float32)
-    items = query.new_empty((num_rows, 2), dtype=torch.int32)
     inner, outer = score_factors(scale, soft_cap)
-    split_kernel[(programs_of_row, num_items)](
+    split_kernel[(num_kv_heads * triton.cdiv(group, queries), num_items)](
         query,
         kv_pages[0],
         kv_pages[1],
@@ -134,14 +201,10 @@ def attend(
         None if kv_scales is None else kv_scales[1],
         sinks,
         tables,
-        lengths,
+        plan.items,
         out,
         sums,
         weights,
-        items,
-        num_rows,
-        splits,
-        2**30 if window is None else window,
         inner,
         outer,
         query.stride(0),
@@ -150,31 +213,29 @@ def attend(
         GROUP=group,
         HEAD_DIM=head_dim,
         PAGE=page_size,
-        FIXED=fixed_split,
-        MIN_BLOCKS=triton.cdiv(split_tokens if fixed_split else MIN_SPLIT, keys),
         FACTOR=factor_of(query, kv_pages),
-        R=row_block(num_rows),
+        ITEM=ITEM,
         M=queries,
-        N=keys,
+        N=launch.block(*sizes),
         H=triton.next_power_of_2(head_dim),
         **launch.options(*sizes),
     )
-    merge(sums, weights, items, out)
+    merge(sums, weights, plan.rows, out)
 
 
-def merge(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
+def merge(sums: Tensor, weights: Tensor, rows: Tensor, out: Tensor) -> None:
     """Combine the splits of rows that have several.
 
     sums:     [I, H, head_dim] float32, weighted mean of V over each split
     weights:  [I, H] float32, base-2 logarithms of the splits' softmax sums
-    items:    [D, 2] int32, each row's first item and number of items
+    rows:     [D, 2] int32, as in `SplitPlan`
     out:      [D, H, head_dim], each row contiguous; rows of one split are not written
     """
     num_rows, num_heads, head_dim = out.shape
     merge_kernel[(num_heads, num_rows)](
         sums,
         weights,
-        items,
+        rows,
         out,
         num_heads,
         out.stride(0),
@@ -232,9 +293,48 @@ def find_split(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "window", "table_stride"],
-    do_not_specialize_on_alignment=["tables", "lengths"],
+    do_not_specialize=["num_rows", "num_splits", "window"],
+    do_not_specialize_on_alignment=["lengths"],
 )
+def plan_kernel(
+    lengths: tl.tensor,
+    items: tl.tensor,
+    rows: tl.tensor,
+    num_rows: int,
+    num_splits: int,
+    window: int,
+    FIXED: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
+    ITEM: tl.constexpr,
+) -> None:
+    """Program (item)."""
+    item = tl.program_id(0)
+    row, first, count, begin, end = find_split(
+        lengths, item, num_rows, num_splits, window, FIXED, MIN_BLOCKS, R, N
+    )
+    to = items + item * ITEM
+    tl.store(to, tl.where(row < num_rows, row, -1))
+    tl.store(to + 1, first)
+    tl.store(to + 2, count)
+    tl.store(to + 3, begin)
+    tl.store(to + 4, end)
+    if (row < num_rows) & (item == first):
+        tl.store(rows + row * 2, first)
+        tl.store(rows + row * 2 + 1, count)
+
+
+@triton.jit
+def load_item(
+    items: tl.tensor, item: tl.tensor, ITEM: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return an item's row, the row's first item and number of items, and the item's key range."""
+    at = items + item * ITEM
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables"])
 def split_kernel(
     query: tl.tensor,
     keys: tl.tensor,
@@ -243,14 +343,10 @@ def split_kernel(
     value_scales: tl.tensor,
     sinks: tl.tensor,
     tables: tl.tensor,
-    lengths: tl.tensor,
+    items: tl.tensor,
     out: tl.tensor,
     sums: tl.tensor,
     weights: tl.tensor,
-    items: tl.tensor,
-    num_rows: int,
-    num_splits: int,
-    window: int,
     inner: float,
     outer: float,
     query_stride: int,
@@ -259,20 +355,16 @@ def split_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    FIXED: tl.constexpr,
-    MIN_BLOCKS: tl.constexpr,
     FACTOR: tl.constexpr,
-    R: tl.constexpr,
+    ITEM: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     H: tl.constexpr,
 ) -> None:
     """Program (block of a K/V head's queries, item); writes a row of one item to `out`."""
     item = tl.program_id(1)
-    row, first, count, begin, end = find_split(
-        lengths, item, num_rows, num_splits, window, FIXED, MIN_BLOCKS, R, N
-    )
-    if row >= num_rows:
+    row, first, count, begin, end = load_item(items, item, ITEM)
+    if row < 0:
         return
     tiles: tl.constexpr = (GROUP + M - 1) // M
     kv_head, num_kv_heads = tl.program_id(0) // tiles, tl.num_programs(0) // tiles
@@ -301,16 +393,13 @@ def split_kernel(
         to = item.to(tl.int64) * num_heads
         tl.store(sums + to * HEAD_DIM + at_MH, sum_MH, mask=is_query_MH)
         tl.store(weights + to + head_M, top_M + tl.log2(total_M), mask=in_group_M < GROUP)
-    if (tl.program_id(0) == 0) & (item == first):
-        at_2 = tl.arange(0, 2)
-        tl.store(items + row * 2 + at_2, tl.where(at_2 == 0, first, count))
 
 
 @triton.jit
 def merge_kernel(
     sums: tl.tensor,
     weights: tl.tensor,
-    items: tl.tensor,
+    rows: tl.tensor,
     out: tl.tensor,
     num_heads: int,
     out_stride: int,
@@ -320,7 +409,7 @@ def merge_kernel(
 ) -> None:
     """Program (head, row)."""
     head, row = tl.program_id(0), tl.program_id(1)
-    first, count = tl.load(items + row * 2), tl.load(items + row * 2 + 1)
+    first, count = tl.load(rows + row * 2), tl.load(rows + row * 2 + 1)
     if count == 1:
         return
     at_H = tl.arange(0, H)

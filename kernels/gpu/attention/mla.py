@@ -18,8 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
+from remora.kernels.attention.split_plan import SplitPlan
 from remora.kernels.gpu.arch import Arch, arch_of
-from remora.kernels.gpu.attention.decode import MIN_SPLIT, ROUNDS, find_split, merge
+from remora.kernels.gpu.attention.decode import (
+    ITEM,
+    MIN_SPLIT,
+    ROUNDS,
+    load_item,
+    merge,
+    plan_items,
+)
 from remora.kernels.gpu.attention.prefill import PrefillLaunch, find_tile, num_tiles
 from remora.kernels.gpu.attention.steps import find_slots, row_block, score_factors, update_softmax
 
@@ -46,44 +54,48 @@ WIDE = LatentLaunch(16, 16, 8, 2, 132)  # of 32-bit elements, which tensor cores
 MIN_QUERIES = 16  # of a tile: minimum of tl.dot
 
 
-def attend(
-    query: Tensor,
-    pages: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    out: Tensor,
-    *,
-    scale: float,
-    fixed_split: bool,
-) -> None:
-    """Attend each row to its pages; tensors as in `attend_latents`."""
-    num_rows, num_heads, size = query.shape
-    latent_size = out.shape[2]
+def plan(
+    query: Tensor, pages: Tensor, tables: Tensor, lengths: Tensor, *, fixed_split: bool
+) -> SplitPlan:
+    """Divide rows into splits; arguments as in `attend_latents`."""
+    num_rows, num_heads, _ = query.shape
     launch = launch_of(arch_of(query.device), query.itemsize)
-    queries = min(launch.queries, max(MIN_QUERIES, triton.next_power_of_2(num_heads)))
-    tiles = triton.cdiv(num_heads, queries)
     if fixed_split:
-        splits = min(
-            FIXED_SPLITS, triton.cdiv(tables.shape[1] * pages.shape[1], FIXED_SPLIT_TOKENS)
-        )
+        most = triton.cdiv(tables.shape[1] * pages.shape[1], FIXED_SPLIT_TOKENS)
+        splits = min(FIXED_SPLITS, most)
         num_items = num_rows * splits
     else:
-        splits = max(1, launch.programs // tiles)
+        splits = max(1, launch.programs // triton.cdiv(num_heads, queries_of(launch, num_heads)))
         num_items = num_rows + splits * ROUNDS
+    return plan_items(
+        lengths,
+        num_items,
+        splits,
+        window=None,
+        fixed_split=fixed_split,
+        min_split=FIXED_SPLIT_TOKENS if fixed_split else MIN_SPLIT,
+        keys=launch.keys,
+    )
+
+
+def attend(
+    query: Tensor, pages: Tensor, tables: Tensor, out: Tensor, *, scale: float, plan: SplitPlan
+) -> None:
+    """Attend each row to its pages; tensors as in `attend_latents`."""
+    _, num_heads, size = query.shape
+    latent_size, num_items = out.shape[2], len(plan.items)
+    launch = launch_of(arch_of(query.device), query.itemsize)
+    queries = queries_of(launch, num_heads)
     sums = query.new_empty((num_items, num_heads, latent_size), dtype=torch.float32)
     weights = query.new_empty((num_items, num_heads), dtype=torch.float32)
-    items = query.new_empty((num_rows, 2), dtype=torch.int32)
-    latent_split_kernel[(tiles, num_items)](
+    latent_split_kernel[(triton.cdiv(num_heads, queries), num_items)](
         query,
         pages,
         tables,
-        lengths,
+        plan.items,
         out,
         sums,
         weights,
-        items,
-        num_rows,
-        splits,
         score_factors(scale, None)[0],
         query.stride(0),
         tables.stride(0),
@@ -92,16 +104,20 @@ def attend(
         LATENT=latent_size,
         ROTATED=size - latent_size,
         PAGE=pages.shape[1],
-        FIXED=fixed_split,
-        MIN_BLOCKS=triton.cdiv(FIXED_SPLIT_TOKENS if fixed_split else MIN_SPLIT, launch.keys),
-        R=row_block(num_rows),
+        ITEM=ITEM,
         M=queries,
         N=launch.keys,
         C=triton.next_power_of_2(latent_size),
         P=max(16, triton.next_power_of_2(size - latent_size)),
         **launch.options(),
     )
-    merge(sums, weights, items, out)
+    merge(sums, weights, plan.rows, out)
+
+
+def queries_of(launch: LatentLaunch, num_heads: int) -> int:
+    """Return the queries of a tile of a row's heads."""
+    wanted: int = triton.next_power_of_2(num_heads)
+    return min(launch.queries, max(MIN_QUERIES, wanted))
 
 
 def extend(
@@ -206,21 +222,15 @@ def attend_latent_block(
     return top_M, total_M, sum_MC
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "num_splits", "table_stride"],
-    do_not_specialize_on_alignment=["tables", "lengths"],
-)
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["tables"])
 def latent_split_kernel(
     query: tl.tensor,
     pages: tl.tensor,
     tables: tl.tensor,
-    lengths: tl.tensor,
+    items: tl.tensor,
     out: tl.tensor,
     sums: tl.tensor,
     weights: tl.tensor,
-    items: tl.tensor,
-    num_rows: int,
-    num_splits: int,
     factor: float,
     query_stride: int,
     table_stride: int,
@@ -229,9 +239,7 @@ def latent_split_kernel(
     LATENT: tl.constexpr,
     ROTATED: tl.constexpr,
     PAGE: tl.constexpr,
-    FIXED: tl.constexpr,
-    MIN_BLOCKS: tl.constexpr,
-    R: tl.constexpr,
+    ITEM: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
@@ -239,10 +247,8 @@ def latent_split_kernel(
 ) -> None:
     """Program (tile of heads, item); writes a row of one item to `out`."""
     item = tl.program_id(1)
-    row, first, count, begin, end = find_split(
-        lengths, item, num_rows, num_splits, 2**30, FIXED, MIN_BLOCKS, R, N
-    )
-    if row >= num_rows:
+    row, _, count, begin, end = load_item(items, item, ITEM)
+    if row < 0:
         return
     head_M = tl.program_id(0) * M + tl.arange(0, M)
     is_head_M = head_M < HEADS
@@ -270,9 +276,6 @@ def latent_split_kernel(
         to = item.to(tl.int64) * HEADS
         tl.store(sums + to * LATENT + at_MC, sum_MC, mask=is_sum_MC)
         tl.store(weights + to + head_M, top_M + tl.log2(total_M), mask=is_head_M)
-    if (tl.program_id(0) == 0) & (item == first):
-        at_2 = tl.arange(0, 2)
-        tl.store(items + row * 2 + at_2, tl.where(at_2 == 0, first, count))
 
 
 @triton.jit(
