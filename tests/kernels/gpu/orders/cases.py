@@ -161,7 +161,7 @@ CASES: dict[str, Callable[[], list[Tensor]]] = {
         for rows in (3, 40)
     },
     **{f"invariant, {rows} rows": partial(invariant, rows) for rows in (3, 70)},
-    **{f"experts, {tokens} tokens": partial(experts, tokens) for tokens in (3, 30)},
+    **{f"experts, {tokens} tokens": partial(experts, tokens) for tokens in (3, 20)},
     "experts fp8": partial(experts, 3, is_fp8=True),
     **{f"adapters, {rows} rows": partial(adapters, rows) for rows in (9, 180)},
     "sampling": sampling,

@@ -35,7 +35,7 @@ pytestmark = interpreted_only
 BF16 = torch.bfloat16
 GB = 10**9
 PAGE, KV_HEADS, DIM = 16, 2, 64
-LENGTHS = (3, 17, 40)
+LENGTHS = (3, 17, 20)
 LARGE = 2**31  # elements
 
 
