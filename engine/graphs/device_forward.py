@@ -353,7 +353,7 @@ def _split(tensors: list[Tensor], at: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _largest_arrays(limits: StepLimits) -> list[Shape]:
-    """Return shapes that the arrays of any step fit into, and those that ride with them."""
+    """Return shapes that the arrays of any step fit into, riders included."""
     rows, tokens = limits.max_rows + 1, limits.max_tokens
     return [
         Shape((4, MAX_GROWN), INT32),

@@ -27,6 +27,7 @@ from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.scheduler.admission_order import WaitingOrder
 from remora.engine.scheduler.admission_pace import Refusal
+from remora.engine.scheduler.integrity import check_pages, check_rows, check_tokens
 from remora.engine.scheduler.priority import lower_priority, preemption_victim, waiting_key
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.scheduler.step_draft import StepDraft
@@ -134,6 +135,15 @@ class Scheduler:
         self._end(seq, FinishReason.ABORT)
         return self._output(seq)
 
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless rows, queues and pages are consistent."""
+        check_pages(self.running, self.kv)
+        check_rows(self.running, self.waiting, self._free_rows)
+        check_tokens(self.running, self.waiting, self._prompts, self._num_waiting_tokens)
+        self.adapters.check_integrity(
+            dict(Counter(seq.request.lora_id for seq in self.running if seq.request.lora_id))
+        )
+
     # -- before a step -----------------------------------------------------------------------
 
     def schedule(self, *, admitting: bool = True) -> StepPlan | None:
@@ -190,15 +200,19 @@ class Scheduler:
             rows[row] = seq, seq.num_starts
         self.in_flight.append(InFlightStep(plan, rows))
 
-    def _decode(self, decoding: Iterable[Sequence], draft: StepDraft) -> None:
-        """Plan one token for each sequence."""
+    def _decode(self, decoding: list[Sequence], draft: StepDraft) -> None:
+        """Plan one token for each sequence; those without room on their last page come last."""
         page_size = self.kv.page_size
+        ready: list[Sequence] = []
+        growing: list[Sequence] = []
         for seq in decoding:
-            if seq.row is None or draft.budget == 0:  # preempted for one before it, or no room
-                continue
-            if seq.num_computed + seq.num_in_flight_tokens < len(seq.table.pages) * page_size:
-                draft.plan_next(seq)
-            else:
+            has_room = seq.num_computed + seq.num_in_flight_tokens < (
+                len(seq.table.pages) * page_size
+            )
+            (ready if has_room else growing).append(seq)
+        draft.plan_next(ready[: draft.budget])
+        for seq in growing:
+            if seq.row is not None and draft.budget > 0:  # not preempted for one before it
                 self._plan_tokens(seq, 1, draft, of_prompt=False)
 
     def _extend(self, seq: Sequence, draft: StepDraft) -> None:
@@ -366,9 +380,8 @@ class Scheduler:
         logprobs, completed, windows = result.logprobs, result.completed, self.kv.windows
         has_extras = bool(result.hidden_states or result.prompt_logprobs or result.bad_rows)
         outputs = []
-        for (row, (seq, start)), count in zip(
-            step.rows.items(), plan.num_tokens.tolist(), strict=True
-        ):
+        rows = zip(step.rows.items(), plan.num_tokens.tolist(), strict=True)
+        for (row, (seq, start)), count in rows:
             if seq.row is None or seq.num_starts != start:  # as in _holds
                 continue
             if has_extras:
@@ -468,38 +481,6 @@ class Scheduler:
             error=error,
             queue_s=seq.queue_s or 0.0,
         )
-
-    # -- checks ------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise InvariantViolated unless rows, queues and pages are consistent."""
-        self.kv.check_integrity()
-        self.adapters.check_integrity(
-            dict(Counter(seq.request.lora_id for seq in self.running if seq.request.lora_id))
-        )
-        rows = [seq.row for seq in self.running]
-        if None in rows or len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
-            raise InvariantViolated("two sequences share a row, or a row is both free and in use")
-        if any(seq.row is not None or seq.table.pages for seq in self.waiting):
-            raise InvariantViolated("a waiting sequence holds a row or pages")
-        if self._num_waiting_tokens != sum(seq.num_queued_tokens for seq in self.waiting):
-            raise InvariantViolated("the count of waiting tokens is wrong")
-        owned = [page for seq in self.running for page in seq.table.owned]
-        if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
-            raise InvariantViolated("a page is owned by two sequences, or by none")
-        behind = {seq for seq in self.running if seq.num_pending > 1 or not seq.prompt_is_computed}
-        if not behind <= self._prompts <= set(self.running):
-            raise InvariantViolated("the set of sequences with prompts to compute is wrong")
-        if any(seq.num_computed > len(seq.table.pages) * self.kv.page_size for seq in self.running):
-            raise InvariantViolated("a sequence has computed more than its pages hold")
-        if self.kv.windows is not None:
-            self.kv.windows.check_users(
-                Counter(
-                    page
-                    for seq in self.running
-                    for page in seq.table.windows[seq.table.first_window :]
-                )
-            )
 
 
 def _is_ready(leader: Sequence) -> bool:

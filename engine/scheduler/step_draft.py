@@ -7,6 +7,7 @@ policy.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceABC
 
 import numpy as np
 
@@ -66,10 +67,10 @@ class StepDraft:
             self._pages[seq] = new_pages
         self.budget -= count
 
-    def plan_next(self, seq: Sequence) -> None:
-        """Plan a sequence's next token, which its pages have room for."""
-        self._counts[seq] = 1
-        self.budget -= 1
+    def plan_next(self, sequences: SequenceABC[Sequence]) -> None:
+        """Plan the next token of sequences whose pages have room for it."""
+        self._counts.update(dict.fromkeys(sequences, 1))
+        self.budget -= len(sequences)
 
     def load(self, slot: int, lora_id: int) -> None:
         """Load an adapter into a slot, even if its sequence is cancelled later."""

@@ -1,6 +1,6 @@
 """Whether a GPU would wait for the host: the real engine's thread and a simulated device.
 
-    python tests/benchmarks/device_gap.py [--model NAME] [--rows N ...] [--profile]
+    python tests/benchmarks/host/device_gap.py [--model NAME] [--rows N ...] [--profile]
 
 For each model and number of rows, prints the device's step, the host's work per step and the share
 of time for which the device is idle ("gap"): of the best window of 32 steps, and of the median one.
@@ -15,7 +15,7 @@ import pstats
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
+sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
 from tests.benchmarks.gpu.shapes import LLAMA_8B, QWEN3_06B
 from tests.engine.simulated.decoding import DRAWN, GREEDY, Simulation, median, windows
