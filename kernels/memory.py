@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor
 
 SEGMENT_BYTES = 64 * 2**20
 ALIGNMENT = 64
+RING_BYTES = 32 * 2**20  # token masks of 256 rows and 150,000 tokens, several times
 
 
 def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
@@ -46,15 +50,86 @@ def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return allocate(num_bytes).view(dtype).view(shape)
 
 
+class Copied(Protocol):
+    """An event after a copy to a device."""
+
+    def record(self) -> Any:
+        """Place the event after the copy."""
+
+    def query(self) -> bool:
+        """Return whether the copy is complete."""
+
+    def synchronize(self) -> Any:
+        """Wait for the copy."""
+
+
+class PinnedRing:
+    """Pinned memory that arrays are copied to a GPU from, part after part.
+
+    Allocating it stops the device, so it is allocated once. A part is written again only after the
+    copy from it is complete.
+
+    buffer:      bytes [N] uint8
+    make_event:  called for each copy
+    """
+
+    def __init__(self, buffer: Tensor, make_event: Callable[[], Copied]) -> None:
+        self._buffer = buffer
+        self._make_event = make_event
+        self._next = 0
+        self._used: deque[tuple[int, int, Copied]] = deque()  # start, stop; oldest first
+
+    def fits(self, num_bytes: int) -> bool:
+        """Return whether the ring holds several arrays of this size."""
+        return num_bytes <= len(self._buffer) // 4
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy a contiguous tensor of the host to a device; `source` may change at once."""
+        num_bytes = source.nbytes
+        while self._used and self._used[0][2].query():
+            self._used.popleft()
+        start = self._next
+        if start + num_bytes > len(self._buffer):
+            self._wait(start, len(self._buffer))
+            start = 0
+        stop = start + num_bytes
+        self._wait(start, stop)
+        part = self._buffer[start:stop].view(source.dtype).view(source.shape)
+        part.copy_(source)
+        target.copy_(part, non_blocking=True)
+        copied = self._make_event()
+        copied.record()
+        self._used.append((start, stop, copied))
+        self._next = -(-stop // ALIGNMENT) * ALIGNMENT
+
+    def _wait(self, start: int, stop: int) -> None:
+        """Wait for the copies from a range at the ring's oldest end."""
+        while self._used and self._used[0][0] < stop and start < self._used[0][1]:
+            self._used.popleft()[2].synchronize()
+
+
+@cache
+def ring_of(device: torch.device) -> PinnedRing:
+    """Return a GPU's ring. Only one thread at a time may use it."""
+    buffer = torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True)
+    return PinnedRing(buffer, torch.cuda.Event)
+
+
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array to a device without waiting for it.
 
-    A GPU copies asynchronously only from pinned memory, which torch keeps until the copy ends.
+    A GPU copies asynchronously only from pinned memory; arrays too large for the ring are pinned
+    one by one, and torch keeps them until the copy ends.
     """
     here = torch.from_numpy(array)
     if device.type != "cuda" or array.size == 0:
         return here.to(device)
-    return here.pin_memory().to(device, non_blocking=True)
+    ring = ring_of(device)
+    if not ring.fits(array.nbytes):
+        return here.pin_memory().to(device, non_blocking=True)
+    there = torch.empty(here.shape, dtype=here.dtype, device=device)
+    ring.copy(here, there)
+    return there
 
 
 def is_bf16(tensor: Tensor) -> bool:

@@ -24,6 +24,7 @@ from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import Int32Array, Int64Array, StepInputs
 from remora.kernels.lora import RowGroups
+from remora.kernels.memory import to_device
 
 if TYPE_CHECKING:
     from remora.engine.models.decoder import DecoderModel
@@ -66,7 +67,7 @@ class EagerForward:
             # take logits while that one waits for the next part.
             self._hidden = made[0] if len(made) == 1 else torch.cat(made)
         self._adapters = inputs.adapters
-        index = torch.from_numpy(inputs.logit_index).to(self._device)
+        index = to_device(inputs.logit_index, self._device)
         return self._project(index, inputs.adapters[inputs.logit_index])
 
     @torch.inference_mode()
@@ -126,10 +127,10 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
     """Bring a step's inputs to the device."""
 
     def tensor(values: Int64Array) -> Tensor:
-        return torch.from_numpy(values).to(device)
+        return to_device(values, device)
 
     def narrow(values: Int64Array) -> Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(device)
+        return to_device(values.astype(np.int32), device)
 
     widest = pages_needed(int(inputs.lengths.max(initial=1)), page_size)
     batch = ForwardBatch(
@@ -137,7 +138,7 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
         positions=tensor(inputs.positions),
         slots=tensor(inputs.slots),
         num_decodes=inputs.num_decodes,
-        tables=torch.from_numpy(inputs.tables[inputs.rows, :widest]).to(device),
+        tables=to_device(inputs.tables[inputs.rows, :widest], device),
         starts=narrow(inputs.starts),
         lengths=narrow(inputs.lengths),
         extend_starts=tuple(inputs.starts[inputs.num_decodes :].tolist()),
@@ -148,5 +149,5 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
     windows = inputs.windows
     if windows is None:
         return batch
-    tables = torch.from_numpy(windows.tables[inputs.rows, :widest]).to(device)
+    tables = to_device(windows.tables[inputs.rows, :widest], device)
     return replace(batch, windowed=replace(batch, slots=tensor(windows.slots), tables=tables))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.graphs.device_stream import HostStream
+from remora.engine.graphs.device_stream import HostStream, Readback
 from remora.engine.graphs.staging import Shape, Staging, room_for
 
 CPU = HostStream(torch.device("cpu"))
@@ -54,3 +54,36 @@ def test_the_host_may_be_ahead_by_a_step() -> None:
     staging.upload([np.array([9], np.int64)])
 
     assert sorted(int(buffer[:8].view(np.int64)[0]) for buffer in here) == [7, 8, 9]
+
+
+def test_arrays_ride_with_the_next_upload_only() -> None:
+    staging = Staging(CPU, 64)
+
+    staging.ride([np.array([1.5, 2.5])])
+    (own,) = staging.upload([np.array([7], np.int32)])
+    riders = [each.tolist() for each in staging.arrived()]
+    (later,) = staging.upload([np.array([8], np.int32)])
+
+    assert (own.data_ptr(), later.tolist()) == (later.data_ptr(), [8])
+    assert riders == [[1.5, 2.5]]
+    assert staging.arrived() == []
+
+
+def test_results_that_are_not_taken_yet_keep_their_buffers() -> None:
+    readback = Readback(CPU)
+
+    fetches = [readback.start([torch.tensor([number]), torch.zeros(0)]) for number in range(5)]
+
+    assert [fetch()[0].tolist() for fetch in fetches] == [[number] for number in range(5)]
+
+
+def test_buffers_of_taken_results_are_used_again() -> None:
+    readback = Readback(CPU)
+    readback.start([torch.tensor([1.0])])()
+    (buffers,) = readback._free.values()
+
+    taken = readback.start([torch.tensor([2.0])])
+
+    assert buffers == []
+    assert taken()[0].tolist() == [2.0]
+    assert len(buffers) == 1

@@ -9,7 +9,10 @@ import pytest
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.planning.lora_slots import LoRASlotConfig
+from remora.engine.scheduler import scheduler
+from remora.engine.scheduler.admission import can_start
 from remora.engine.scheduler.scheduler import MAX_SKIPPED
+from remora.engine.scheduler.sequence import Sequence
 from tests.engine.fakes import VOCAB
 from tests.engine.scheduler.scheduled import Harness, make_request
 
@@ -138,3 +141,37 @@ def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
     first = 8  # they came before it
     rows = harness.plan.max_running_requests
     assert MAX_SKIPPED <= started.index(2) <= first + MAX_SKIPPED + rows
+
+
+def test_a_sequence_without_memory_is_not_estimated_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    estimates: list[Sequence] = []
+
+    def counting(candidate: Sequence, *others: Any) -> bool:
+        estimates.append(candidate)
+        return can_start(candidate, *others)
+
+    monkeypatch.setattr(scheduler, "can_start", counting)
+    harness = Harness(num_pages=12)
+    harness.add("a", [1] * 4, 40)
+    harness.step()
+    harness.add("b", [2] * 4, 40)
+
+    harness.step(33)
+
+    assert harness.engine.stats().num_waiting == 1
+    assert len(estimates) == 3
+
+
+def test_a_sequence_without_memory_starts_as_soon_as_another_ends() -> None:
+    harness = Harness(num_pages=12)
+    harness.add("a", [1] * 4, 40)
+    harness.step(5)
+    harness.add("b", [2] * 4, 40)
+    harness.step(3)
+
+    harness.abort("a")
+    harness.step()
+
+    assert harness.engine.stats().num_waiting == 0
