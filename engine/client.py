@@ -24,6 +24,7 @@ from remora.configs.errors import (
 )
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.loop import EngineLoop, Stepping
+from remora.engine.thread import EngineThread
 from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFault, SequenceOutput
@@ -81,7 +82,9 @@ class LocalEngineClient:
         tokenizer: Tokenizer | None,
         *,
         on_start: Callable[[], None] = lambda: None,
+        thread: EngineThread | None = None,
     ) -> None:
+        """Start the engine's loop, in the thread that built the engine if one is given."""
         self._engine = engine  # only methods that any thread may call
         self._plan = engine.plan
         self._tokenizer = tokenizer
@@ -102,6 +105,7 @@ class LocalEngineClient:
             step_timeout_s=engine.plan.step_timeout_s,
             on_start=on_start,
             poll_interval_steps=engine.plan.scheduling.poll_interval_steps,
+            thread=thread,
         )
         self._loop.start()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.logit_processors import load_processors
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.sampling.token_sampler import TokenSampler
+from remora.engine.thread import EngineThread
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.token_text import Spellings
@@ -205,15 +207,21 @@ async def start_engine(
     task = await asyncio.to_thread(task_of, config)
     if task is not None:
         return await _start_pooling(config, task, show_progress)
-    built = await asyncio.to_thread(
-        build_engine, config, adapting=adapting, team=team, show_progress=show_progress
-    )
-    num_threads = built.torch_threads
-    client = LocalEngineClient(
-        built.engine,
-        built.tokenizer if built.tokenizer.takes_text else None,
-        on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
-    )
+    with _building() as thread:
+        built = await asyncio.wrap_future(
+            thread.call(
+                partial(
+                    build_engine, config, adapting=adapting, team=team, show_progress=show_progress
+                )
+            )
+        )
+        num_threads = built.torch_threads
+        client = LocalEngineClient(
+            built.engine,
+            built.tokenizer if built.tokenizer.takes_text else None,
+            on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
+            thread=thread,
+        )
     built.followers.on_failure(client.fail)
     if built.inspection.profiler is not None:
         built.inspection.profiler.ask = client.ask
@@ -222,11 +230,31 @@ async def start_engine(
 
 async def _start_pooling(config: ServeConfig, task: Task, show_progress: bool) -> LaunchedEngine:
     path = resolve_model(config.model.path, cache_dir())
-    built = await asyncio.to_thread(build_pooling, config, path, task, show_progress=show_progress)
-    client = LocalEngineClient(
-        built.engine, None, on_start=lambda: torch.set_num_threads(built.torch_threads)
-    )
+    with _building() as thread:
+        built = await asyncio.wrap_future(
+            thread.call(
+                partial(build_pooling, config, path, task, show_progress=show_progress),
+            )
+        )
+        client = LocalEngineClient(
+            built.engine,
+            None,
+            on_start=lambda: torch.set_num_threads(built.torch_threads),
+            thread=thread,
+        )
     return LaunchedEngine(built, client)
+
+
+@contextmanager
+def _building() -> Iterator[EngineThread]:
+    """Start the engine's thread, which ends after its call if the block fails."""
+    thread = EngineThread()
+    thread.start()
+    try:
+        yield thread
+    except BaseException:
+        thread.end_with()
+        raise
 
 
 def task_of(config: ServeConfig) -> Task | None:

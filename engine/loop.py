@@ -17,6 +17,7 @@ from typing import Protocol
 from remora.configs.errors import EngineError, StepTimeout
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.scheduler.adapter_slots import AdapterSlots
+from remora.engine.thread import EngineThread
 from remora.engine.types import EngineStats, Request, SequenceOutput
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,11 @@ class EngineLoop:
         step_timeout_s: float,
         on_start: Callable[[], None] = lambda: None,
         poll_interval_steps: int = 1,
+        thread: EngineThread | None = None,
     ) -> None:
         """Begin without steps.
 
+        thread:               that built the engine, which the loop takes over; None = a new one
         poll_interval_steps:  steps after which commands are run while there is work
         """
         self._engine = engine
@@ -103,12 +106,14 @@ class EngineLoop:
         self._step_started: float | None = None
         self._stats = engine.stats()
         self.failure: EngineError | None = None
-        self._thread = threading.Thread(target=self._run, name="remora-engine", daemon=True)
+        self._thread = thread or EngineThread()
         self._watchdog = threading.Thread(target=self._watch, name="remora-watchdog", daemon=True)
 
     def start(self) -> None:
         """Begin to step."""
-        self._thread.start()
+        self._thread.end_with(self._run)
+        if not self._thread.is_alive():
+            self._thread.start()
         self._watchdog.start()
 
     def submit(self, command: Command, then: Callable[[], object] | None = None) -> None:

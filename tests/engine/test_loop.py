@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from remora.configs.errors import EngineError, StepTimeout
+from remora.configs.errors import ConfigError, EngineError, StepTimeout
+from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
+from remora.engine.thread import EngineThread
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput, StepPlan
 from tests.engine.fakes import FakeRunner, expected_output, make_engine
 
@@ -113,3 +115,43 @@ def test_closing_reports_to_those_still_waiting(probe: Probe) -> None:
 
     assert probe.failed.is_set()
     assert probe.tokens == []
+
+
+def test_an_engine_is_stepped_in_the_thread_that_built_it() -> None:
+    threads: list[threading.Thread] = []
+    thread = EngineThread()
+    thread.start()
+
+    def build() -> Engine:
+        threads.append(threading.current_thread())
+        return make_engine()
+
+    loop = EngineLoop(
+        thread.call(build).result(WAIT_S),
+        deliver=lambda outputs: None,
+        on_failure=lambda error: None,
+        step_timeout_s=30.0,
+        on_start=lambda: threads.append(threading.current_thread()),
+        thread=thread,
+    )
+    loop.start()
+    loop.close()
+
+    assert threads == [thread, thread]
+    assert not thread.is_alive()
+
+
+def test_an_engine_that_cannot_be_built_ends_its_thread() -> None:
+    thread = EngineThread()
+    thread.start()
+
+    def build() -> Engine:
+        raise ConfigError("no such model")
+
+    future = thread.call(build)
+    thread.end_with()
+
+    with pytest.raises(ConfigError, match="no such model"):
+        future.result(WAIT_S)
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
