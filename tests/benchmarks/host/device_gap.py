@@ -1,15 +1,17 @@
 """Whether a GPU would wait for the host: the real engine's thread and a simulated device.
 
-    python tests/benchmarks/host/device_gap.py [--model NAME] [--rows N ...] [--profile]
+    python tests/benchmarks/host/device_gap.py [--model NAME] [--rows N ...] [OPTIONS]
 
 For each model and number of rows, prints the device's step, the host's work per step and the share
 of time for which the device is idle ("gap"): of the best window of 32 steps, and of the median one.
-tests/engine/simulated/ describes the device.
+tests/engine/simulated/ describes the device. With `--served`, waits are real, and a client's event
+loop takes the outputs in another thread of the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import cProfile
 import pstats
 import sys
@@ -19,16 +21,20 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by py
 
 from tests.benchmarks.gpu.shapes import LLAMA_8B, QWEN3_06B
 from tests.engine.simulated.decoding import DRAWN, GREEDY, Simulation, median, windows
+from tests.engine.simulated.device import SleepingClock
 
 MODELS = {"llama-3.1-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B}
 ROWS = (1, 8, 32, 64, 128, 256)
 WINDOW, NUM_WINDOWS = 32, 10
 
 
-def measure(name: str, num_rows: int, *, greedy: bool) -> None:
-    simulation = Simulation.of(MODELS[name], num_rows)
-    sampling = GREEDY if greedy else DRAWN
-    marks = simulation.decode(num_rows, WINDOW * NUM_WINDOWS + 1, **sampling)
+def measure(name: str, num_rows: int, *, greedy: bool, served: bool) -> None:
+    simulation = Simulation.of(MODELS[name], num_rows, SleepingClock() if served else None)
+    sampling, num_steps = GREEDY if greedy else DRAWN, WINDOW * NUM_WINDOWS + 1
+    if served:
+        marks = asyncio.run(simulation.serve(num_rows, num_steps, **sampling))
+    else:
+        marks = simulation.decode(num_rows, num_steps, **sampling)
     found = windows(marks, WINDOW)
     best = min(found, key=lambda window: window.gap)
     step_s = simulation.device.roofline.step_s(num_rows, num_rows)
@@ -62,6 +68,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--greedy", action="store_true")
+    parser.add_argument("--served", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     for model in options.model or MODELS:
@@ -69,4 +76,4 @@ if __name__ == "__main__":
             if options.profile:
                 profile(model, rows)
             else:
-                measure(model, rows, greedy=options.greedy)
+                measure(model, rows, greedy=options.greedy, served=options.served)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from remora.configs.errors import EngineError
 from remora.configs.planning.graph_sizes import graph_sizes
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
@@ -82,14 +84,19 @@ class Simulation:
         return cls(device, engine)
 
     def add_requests(self, count: int, num_outputs: int, **sampling: Any) -> None:
-        """Add requests whose contexts are about the simulated one in the middle of decoding."""
+        """Add requests to the engine."""
+        for request in self.requests(count, num_outputs, **sampling):
+            self.engine.add(request)
+
+    def requests(self, count: int, num_outputs: int, **sampling: Any) -> Iterator[Request]:
+        """Make requests whose contexts are about the simulated one in the middle of decoding."""
         numbers = random.Random(0)
         longest = int(self.device.roofline.figures["device"]["context"])
+        params = SamplingParams(max_tokens=num_outputs, ignore_eos=True, **sampling)
         for number in range(count):
             length = numbers.randrange(longest - 256, longest)
             prompt = [numbers.randrange(1, VOCAB) for _ in range(length)]
-            params = SamplingParams(max_tokens=num_outputs, ignore_eos=True, **sampling)
-            self.engine.add(Request(request_id=str(number), prompt_ids=prompt, sampling=params))
+            yield Request(request_id=str(number), prompt_ids=prompt, sampling=params)
 
     def decode(self, num_rows: int, num_steps: int, **sampling: Any) -> list[Mark]:
         """Run the engine's loop in its thread; returns a mark for each step with all rows."""
@@ -114,6 +121,23 @@ class Simulation:
             loop.close()
         assert is_done, failures
         assert str(failures[0]) == "The engine was closed."
+        return self.device.marks[1 : num_steps + 1]
+
+    async def serve(self, num_rows: int, num_steps: int, **sampling: Any) -> list[Mark]:
+        """Do what `decode` does with a client, whose event loop runs in this thread."""
+        client = LocalEngineClient(self.engine, None)
+
+        async def read(request: Request) -> None:
+            async for _ in client.generate(request):
+                pass
+
+        with self.device.choosing():
+            requests = self.requests(num_rows, num_steps + num_rows + 8, **sampling)
+            readers = [asyncio.create_task(read(request)) for request in requests]
+            while len(self.device.marks) <= num_steps:
+                await asyncio.sleep(0.05)
+            client.close()
+            await asyncio.gather(*readers, return_exceptions=True)
         return self.device.marks[1 : num_steps + 1]
 
 

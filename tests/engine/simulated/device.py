@@ -58,6 +58,18 @@ class HostClock:
         self._ahead_s -= self.source() - started
 
 
+class SleepingClock(HostClock):
+    """A clock that really waits, so that caches cool and other threads run meanwhile."""
+
+    POLLING_S = 1e-4  # a sleeping thread wakes late
+
+    def wait_until(self, moment: float) -> None:
+        started = self.now()
+        while (waiting_s := moment - self.now()) > 0:
+            time.sleep(max(0.0, waiting_s - self.POLLING_S))
+        self.waited_s += self.now() - started
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """The state when a graph starts to run.
