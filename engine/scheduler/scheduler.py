@@ -172,9 +172,9 @@ class Scheduler:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
-        plan, order = draft.finish(self._num_steps, self._dropped_rows)
+        plan, rows = draft.launch(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
-        self._launch(plan, order)
+        self.in_flight.append(InFlightStep(plan, rows))
         return plan
 
     def _running_rows(self) -> tuple[list[Sequence], list[Sequence]]:
@@ -189,16 +189,6 @@ class Scheduler:
             elif not seq.is_awaited:
                 decoding.append(seq)
         return decoding, extending
-
-    def _launch(self, plan: StepPlan, order: Iterable[Sequence]) -> None:
-        rows: dict[int, tuple[Sequence, int]] = {}
-        for seq, row, count, samples in zip(
-            order, plan.rows.tolist(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
-        ):
-            seq.num_in_flight_tokens += count
-            seq.num_pending_outputs += samples
-            rows[row] = seq, seq.num_starts
-        self.in_flight.append(InFlightStep(plan, rows))
 
     def _decode(self, decoding: list[Sequence], draft: StepDraft) -> None:
         """Plan one token for each sequence; those without room on their last page come last."""

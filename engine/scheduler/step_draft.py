@@ -86,40 +86,52 @@ class StepDraft:
         self._pages.pop(seq, None)
         self._started.pop(seq, None)
 
-    def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, list[Sequence]]:
-        """Return the plan, one-token rows first, and the sequence of each row."""
+    def launch(
+        self, step_id: int, dropped: Iterable[int]
+    ) -> tuple[StepPlan, dict[int, tuple[Sequence, int]]]:
+        """Return the plan, one-token rows first, and each row's sequence and `num_starts`.
+
+        The sequences' tokens are in flight from now on.
+        """
         order = [seq for seq, count in self._counts.items() if count == 1]
         if len(order) < len(self._counts):
             order += [seq for seq, count in self._counts.items() if count > 1]
-        counts = [self._counts[seq] for seq in order]
-        starts = [seq.num_computed + seq.num_in_flight_tokens for seq in order]
-        known = [len(seq.token_ids) + seq.num_pending_outputs for seq in order]
         page_rows: list[int] = []
         page_ids: list[int] = []
         windows: list[int] = []
-        if self._pages or self._started:
-            for seq in order:
-                pages = (*self._started.get(seq, ()), *self._pages.get(seq, ()))
-                page_rows += [_row(seq)] * len(pages)
-                page_ids += pages
-                if seq.table.windows:
-                    windows += seq.table.windows[len(seq.table.pages) - len(pages) :]
-        started = [seq for seq in order if seq in self._started] if self._started else ()
-        first, added = _ints(starts), _ints(counts)
+        for seq in dict.fromkeys((*self._started, *self._pages)):
+            pages = (*self._started.get(seq, ()), *self._pages.get(seq, ()))
+            page_rows += [_row(seq)] * len(pages)
+            page_ids += pages
+            if seq.table.windows:
+                windows += seq.table.windows[len(seq.table.pages) - len(pages) :]
+        added = [seq for seq in order if seq in self._started] if self._started else []
+        starts: list[int] = []
+        samples: list[bool] = []
+        rows: dict[int, tuple[Sequence, int]] = {}
+        for seq in order:  # one pass: the sequences of many rows do not fit the CPU's caches
+            count = self._counts[seq]
+            start = seq.num_computed + seq.num_in_flight_tokens
+            is_last = len(seq.token_ids) + seq.num_pending_outputs == start + count
+            starts.append(start)
+            samples.append(is_last)
+            rows[_row(seq)] = seq, seq.num_starts
+            seq.num_in_flight_tokens += count
+            seq.num_pending_outputs += is_last
         plan = StepPlan(
             step_id=step_id,
-            added=tuple(map(_row_init, started)),
+            added=tuple(map(_row_init, added)),
             dropped=_ints(dropped),
             page_rows=_ints(page_rows),
             page_ids=_ints(page_ids),
             window_ids=_ints(windows),
-            rows=_ints(map(_row, order)),
-            starts=first,
-            num_tokens=added,
-            samples=first + added == _ints(known),
+            rows=_ints(rows),
+            starts=_ints(starts),
+            num_tokens=_ints(map(self._counts.__getitem__, order)),
+            samples=np.array(samples, dtype=np.bool_),
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
         )
-        return plan, order
+        return plan, rows
 
 
 def _row(seq: Sequence) -> int:
