@@ -23,7 +23,7 @@ from tests.engine.simulated.roofline import Roofline
 
 WINDOW = 16
 MAX_GAP = 0.05
-MAX_CALLS_PER_ROW, MAX_CALLS_PER_STEP = 23, 580
+MAX_CALLS_PER_ROW, MAX_CALLS_PER_STEP = 20, 580
 
 
 def best_window(simulation: Simulation, num_rows: int, num_windows: int) -> Window:
