@@ -228,6 +228,9 @@ RULES: Mapping[str, Rule] = {
     "--tensor-parallel-size": Sets(key="parallel.tp_size"),
     "--pipeline-parallel-size": Sets(key="parallel.pp_size"),
     "--data-parallel-size": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica"),
+    "--enable-torch-symm-mem": Sets(
+        key="parallel.symmetric_memory", how="for sums of up to 256 KiB"
+    ),
     "--dist-timeout": Sets(key="parallel.join_timeout_s"),
     "--nccl-port": Sets(key="parallel.rendezvous_port", how="for the ranks of one replica"),
     "--load-balance-method": Sets(

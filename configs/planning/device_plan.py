@@ -28,6 +28,7 @@ class DevicePlan:
     splits:             most parts that the keys of a decoding sequence are split into
     split_tokens:       length of each part
     deterministic:      whether a row's results are independent of the other rows, bit for bit
+    symmetric_memory:   whether sums over ranks go through symmetric memory
     compiled_rows:      most rows of a compiled decode step; 0 = torch.compile is off
     """
 
@@ -40,6 +41,7 @@ class DevicePlan:
     splits: int | None = None
     split_tokens: int | None = None
     deterministic: bool = False
+    symmetric_memory: bool = False
     compiled_rows: int = 0
 
 
@@ -78,6 +80,12 @@ def _plan_device(
     is_ours: bool,
 ) -> DevicePlan:
     engine = config.engine
+    on_cuda_kernels = device != "cpu" and has_triton and engine.attention_backend != "torch"
+    if config.parallel.symmetric_memory and not (on_cuda_kernels and is_ours):
+        raise ConfigError(
+            "parallel.symmetric_memory = true: needs GPUs and attention by Triton or a library; "
+            "leave it out"
+        )
     if device == "cpu":
         _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", kernels=True)
         _refuse_splits(config)
@@ -113,6 +121,7 @@ def _plan_device(
         graph_gc=engine.graph_gc,
         overlap=engine.overlap is not False,
         deterministic=engine.deterministic,
+        symmetric_memory=config.parallel.symmetric_memory,
     )
 
 

@@ -32,6 +32,11 @@ class ParallelSection(Section):
     """Parts that a step is split into, so that pipeline stages work concurrently. Default:
     pp_size."""
 
+    symmetric_memory: bool = False
+    """Whether sums of decode steps go through memory that the GPUs of a stage map into each other
+    (torch's symmetric memory) instead of nccl. Needs GPUs of one node with peer access. Not
+    measured yet."""
+
     num_nodes: Size = 1
     """Ray nodes that the ranks of one replica are spread over evenly."""
 
@@ -70,6 +75,8 @@ class ParallelSection(Section):
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.micro_batches is not None and self.pp_size == 1:
             yield "micro_batches", "needs pp_size above 1"
+        if self.symmetric_memory and (self.tp_size == 1 or self.num_nodes > 1):
+            yield "symmetric_memory", "needs tp_size above 1, and one node"
         if self.rendezvous_port is not None and self.num_replicas > 1:
             yield ("rendezvous_port", "several replicas cannot share one port; leave it out")
         for key in ("placement", "rank_timeout_s", "join_timeout_s", "rendezvous_port"):

@@ -101,7 +101,7 @@ class RankGroup:
             self._stage = self._all
         elif layout.tp_size > 1:
             self._stage = join(f"stage {layout.stage}", layout.tp_rank, layout.tp_size)
-        self._store: Any = store
+        self.store: Any = store
         self._exchanges = device == "cpu"
 
     def all_reduce(self, values: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class RankGroup:
         """
         for group in {self._all, self._stage} - {None}:
             group.abort()
-        self._all = self._stage = self._store = None
+        self._all = self._stage = self.store = None
 
     @contextmanager
     def _exchange_or_leave(self, what: str) -> Iterator[None]:

@@ -20,8 +20,10 @@ from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.connect import RankGroup
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.shared_tokens import SharedTokens
+from remora.engine.parallel.symmetric import SymmetricGroup, TorchSymmetricMemory
 from remora.engine.protocols import DeviceTokens, Fill, ForwardPass, nothing_left
 from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
@@ -171,6 +173,8 @@ def _on_device(
     model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, *, show_progress: bool
 ) -> BuiltForward:
     weight_bytes = step_weight_bytes(model)
+    if plan.on_device.symmetric_memory and isinstance(group, RankGroup):
+        group = SymmetricGroup(group, TorchSymmetricMemory(torch.device(plan.device)))
     forward = device.make_forward(model, plan, plan.num_pages, group=group, compiling=True)
     device.warm_up(forward, plan)
     token_sampler = device.make_token_sampler(plan, forward)

@@ -69,6 +69,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("sglang", "--otlp-traces-endpoint"): {"--enable-trace": True},
     ("sglang", "--nccl-port"): {"--tensor-parallel-size": 2},
     ("sglang", "--dist-timeout"): {"--tensor-parallel-size": 2},
+    ("sglang", "--enable-torch-symm-mem"): {"--tensor-parallel-size": 2},
     ("sglang", "--debug-tensor-dump-input-file"): {"--debug-tensor-dump-output-folder": "/dump"},
     ("lightllm", "--nccl_port"): {"--tp": 2},
     ("rtp_llm", "--trace-malloc-stack"): {"--trace-memory": True},

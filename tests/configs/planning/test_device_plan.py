@@ -18,6 +18,7 @@ def plan_of(
     has_adapters: bool = False,
     tp_size: int = 1,
     pp_size: int = 1,
+    symmetric_memory: bool = False,
     libraries: tuple[str, ...] = (),
     is_ours: bool = True,
     **engine: Any,
@@ -26,7 +27,11 @@ def plan_of(
         {
             "model": {"path": "x"},
             "engine": engine,
-            "parallel": {"tp_size": tp_size, "pp_size": pp_size},
+            "parallel": {
+                "tp_size": tp_size,
+                "pp_size": pp_size,
+                "symmetric_memory": symmetric_memory,
+            },
         }
     )
     return plan_device(
@@ -50,6 +55,13 @@ def test_a_gpu_overlaps_steps_and_captures_all_batch_sizes() -> None:
 
 def test_several_ranks_overlap_and_capture_like_one() -> None:
     assert plan_of(tp_size=2, pp_size=2) == plan_of()
+
+
+@pytest.mark.parametrize("changes", [{"device": "cpu"}, {"attention_backend": "torch"}])
+def test_symmetric_memory_needs_kernels_on_gpus(changes: dict[str, Any]) -> None:
+    assert plan_of(tp_size=2, symmetric_memory=True).symmetric_memory
+    with pytest.raises(ConfigError, match=r"parallel\.symmetric_memory = true: needs GPUs"):
+        plan_of(tp_size=2, symmetric_memory=True, **changes)
 
 
 def test_graphs_have_the_sizes_that_are_written() -> None:
