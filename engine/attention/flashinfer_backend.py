@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention.paged_kv import PagedKV
-from remora.engine.graphs.device_stream import stream_of
+from remora.engine.graphs.device_stream import Event, stream_of
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
@@ -94,9 +94,10 @@ class FlashInferAttention(PagedKV):
         self._num_heads = num_heads
         self._page_size, self._num_kv_heads, self._head_dim = self.kv_pages.shape[3:]
         device = self.kv_pages.device
+        self._stream = stream_of(device)
         self._workspace = torch.zeros(FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         most = max_rows * pages_needed(max_tokens, self._page_size)
-        self._staging = Staging(stream_of(device), room_for([Shape((most,), INT32)]))
+        self._staging = Staging(self._stream, room_for([Shape((most,), INT32)]))
         # Of captured steps, which run one at a time and so share them.
         self._indptr = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self._indices = torch.zeros(most, dtype=torch.int32, device=device)
@@ -146,14 +147,13 @@ class FlashInferAttention(PagedKV):
                     "paged_kv_indices_buffer": self._indices,
                     "paged_kv_last_page_len_buffer": self._last_lens[: self._size],
                 }
-            self._decoders[key] = _Planned(
-                self._library.BatchDecodeWithPagedKVCacheWrapper(
-                    self._workspace,
-                    "NHD",
-                    use_tensor_cores=self._num_heads >= TENSOR_CORE_GROUP * self._num_kv_heads,
-                    **buffers,
-                )
+            wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace,
+                "NHD",
+                use_tensor_cores=self._num_heads >= TENSOR_CORE_GROUP * self._num_kv_heads,
+                **buffers,
             )
+            self._decoders[key] = _Planned(wrapper, self._stream.event())
         planned = self._decoders[key]
         if not planned.is_current:
             self._plan_decodes(planned, kind)
@@ -182,7 +182,7 @@ class FlashInferAttention(PagedKV):
     def _extender(self, kind: Kind) -> _Planned:
         if kind not in self._extenders:
             wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-            self._extenders[kind] = _Planned(wrapper)
+            self._extenders[kind] = _Planned(wrapper, self._stream.event())
         planned, step = self._extenders[kind], self._step
         if planned.is_current:
             return planned
@@ -223,25 +223,25 @@ class FlashInferAttention(PagedKV):
 
 
 class _Planned:
-    """A wrapper, and whether its plan is that of the current step."""
+    """A wrapper, and whether its plan is that of the current step.
 
-    def __init__(self, wrapper: Any) -> None:
+    copied:  for the moment at which the latest plan is on the device
+    """
+
+    def __init__(self, wrapper: Any, copied: Event) -> None:
         self.wrapper = wrapper
         self.is_current = False
-        self._copied: torch.cuda.Event | None = None
+        self._copied = copied
 
     def plan(self, plan: Callable[[Any], None]) -> None:
         """Plan the wrapper.
 
         A plan is copied to the device from a buffer on the host, which the next plan overwrites.
         """
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._copied.synchronize()
         plan(self.wrapper)
+        self._copied.record()
         self.is_current = True
-        if torch.cuda.is_available():
-            self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
 
 
 def _kind(spec: AttentionSpec) -> Kind:
