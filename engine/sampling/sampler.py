@@ -217,7 +217,7 @@ class Sampler:
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
-        prepared, draws = self._prepared
+        (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
             draws = self._draws(rows)
         chosen = self.token_sampler.choose(logits, draws)
