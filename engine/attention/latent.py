@@ -72,7 +72,7 @@ class PagedLatents:
                 *rows,
                 latent_size=size,
                 scale=spec.scale,
-                plan=self._plans.get(batch.lengths, None, make_plan),
+                plan=self._plans.get(batch, None, make_plan),
                 out=out[decodes],
             )
         if batch.num_decodes < len(query):

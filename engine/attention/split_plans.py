@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
+from remora.engine.runner.batch import ForwardBatch
 from remora.kernels.attention.split_plan import SplitPlan
 
 
@@ -16,18 +15,18 @@ class SplitPlans:
     """The plans of one step, one for each attention window."""
 
     def __init__(self) -> None:
-        self._lengths: Tensor | None = None
+        self._batch: ForwardBatch | None = None
         self._plans: dict[int | None, SplitPlan | None] = {}
 
     def get(
-        self, lengths: Tensor, window: int | None, make: Callable[[], SplitPlan | None]
+        self, batch: ForwardBatch, window: int | None, make: Callable[[], SplitPlan | None]
     ) -> SplitPlan | None:
         """Return the plan for a window, made by the step's first layer that has it.
 
-        lengths:  of the step's rows; another tensor object is another step
+        batch:  the step's; another object is another step, though its tensors may be the same ones
         """
-        if lengths is not self._lengths:
-            self._lengths = lengths
+        if batch is not self._batch:
+            self._batch = batch
             self._plans.clear()
         if window not in self._plans:
             self._plans[window] = make()

@@ -69,7 +69,7 @@ class TritonAttention(PagedKV):
                 window=spec.window,
                 soft_cap=spec.soft_cap,
                 sinks=spec.sinks,
-                plan=self._plans.get(batch.lengths, spec.window, make_plan),
+                plan=self._plans.get(batch, spec.window, make_plan),
                 out=out[:num_decodes],
                 **self._splits,
             )
