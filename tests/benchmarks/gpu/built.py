@@ -137,9 +137,10 @@ def _build(path: Path, *, tiny: bool, captures: bool, engine: dict[str, Any]) ->
         )
     forward = gpu.make_forward(model, plan, plan.num_pages)
     token_sampler = gpu.make_token_sampler(plan, forward)
-    with timed(seconds, "warm up"):
-        gpu.warm_up(forward, plan)
-        gpu.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))
+    if not tiny:  # a CPU compiles nothing
+        with timed(seconds, "warm up"):
+            gpu.warm_up(forward, plan)
+            gpu.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))
     if plan.on_device.graph_sizes and captures:
         with timed(seconds, "capture"):
             gpu.capture(forward, plan, CudaGraphRunner(), show_progress=False)
