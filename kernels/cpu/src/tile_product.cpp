@@ -192,21 +192,26 @@ INLINE void add_products(const char* x, int x_step, const char* w, int count, bo
     store_tile<SUMS + 2>(below, STRIDE), store_tile<SUMS + 3>(below + LANES, STRIDE);
 }
 
-// Sums of one block of rows with all columns of a panel, which are read once, from first to last.
+// Sums of one block of rows with both halves of a panel's columns. Two streams are read faster than
+// one.
 INLINE void multiply_block(const char* x, int x_step, const char* w, int num_tiles, float* sums) {
   constexpr int64_t STRIDE = PANEL * sizeof(float);
-  for (int half = 0; half < 2; half++, sums += 2 * LANES) {
-    zero_tile<SUMS>(), zero_tile<SUMS + 1>();
-    for (int at = 0; at < num_tiles; at++, w += 2 * TILE_BYTES) {
-      prefetch_stream<2 * TILE_BYTES>(w);
-      load_tile<LEFT>(x + at * (int64_t)x_step, TILE_ROW_BYTES);
-      load_tile<RIGHT>(w, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-      load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-    }
-    store_tile<SUMS>(sums, STRIDE), store_tile<SUMS + 1>(sums + LANES, STRIDE);
+  const char* second = w + (int64_t)num_tiles * 2 * TILE_BYTES;
+  zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+  for (int at = 0; at < num_tiles; at++, w += 2 * TILE_BYTES, second += 2 * TILE_BYTES) {
+    prefetch_stream<2 * TILE_BYTES>(w), prefetch_stream<2 * TILE_BYTES>(second);
+    load_tile<LEFT>(x + at * (int64_t)x_step, TILE_ROW_BYTES);
+    load_tile<RIGHT>(w, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+    load_tile<RIGHT>(second, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(second + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
   }
+  store_tile<SUMS>(sums, STRIDE), store_tile<SUMS + 1>(sums + LANES, STRIDE);
+  store_tile<SUMS + 2>(sums + 2 * LANES, STRIDE), store_tile<SUMS + 3>(sums + 3 * LANES, STRIDE);
 }
 
 // Columns are multiplied in parts of a few tiles along k, each with all rows while it stays in the
