@@ -10,9 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
-from remora.configs.planning.graph_sizes import graph_sizes
+from remora.configs.planning.graph_sizes import graph_sizes, prompt_sizes
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import AttentionName
+
+MOST_PROMPT_TOKENS = 2048  # of captured steps by default; products hide the launches of larger ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class DevicePlan:
 
     attention_backend:  attention kernels, by a name of engine.attention_backend other than auto
     graph_sizes:        rows of captured decode steps, ascending; () = no graphs
+    graph_prompt_sizes: tokens of captured steps with prompts, ascending; () = none
     graph_padding:      whether a step is padded to the next captured size
     graph_max_tokens:   longest sequence of a captured step; None = no limit
     graph_gc:           whether the garbage collector runs during capture
@@ -34,6 +37,7 @@ class DevicePlan:
 
     attention_backend: AttentionName = "torch"
     graph_sizes: tuple[int, ...] = ()
+    graph_prompt_sizes: tuple[int, ...] = ()
     graph_padding: bool = True
     graph_max_tokens: int | None = None
     graph_gc: bool = False
@@ -55,11 +59,13 @@ def plan_device(
     max_running: int,
     has_adapters: bool,
     *,
+    max_step_tokens: int = 0,
     libraries: Collection[str] = (),
     is_ours: bool = True,
 ) -> DevicePlan:
     """Decide how a step runs on a device, cpu or cuda. Raises ConfigError.
 
+    max_running, max_step_tokens:  most rows and tokens of a step
     has_adapters:  whether there are adapter slots
     libraries:     installed attention libraries
     is_ours:       whether the model does not run with transformers' code, whose steps cannot be
@@ -68,6 +74,9 @@ def plan_device(
     if config.engine.deterministic:
         _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
     plan = _plan_device(config, device, has_triton, max_running, libraries, is_ours)
+    if plan.graph_sizes:
+        sizes = _prompt_sizes(config, plan.attention_backend, max_step_tokens)
+        plan = replace(plan, graph_prompt_sizes=sizes)
     return replace(plan, compiled_rows=_compiled_rows(config, max_running))
 
 
@@ -194,6 +203,25 @@ def _graph_sizes(config: ServeConfig, max_running: int) -> tuple[int, ...]:
         fine=engine.graph_fine,
         step=engine.graph_step,
     )
+
+
+def _prompt_sizes(
+    config: ServeConfig, backend: AttentionName, max_step_tokens: int
+) -> tuple[int, ...]:
+    """Return the tokens of captured steps with prompts. Raises ConfigError."""
+    wanted, parallel = config.engine.graph_prompt_tokens, config.parallel
+    for is_launched, reason in (
+        (backend != "triton", f"engine.attention_backend {backend} reads prompts on the host"),
+        (
+            parallel.pp_size > 1 and parallel.micro_batches != 1,
+            "pipeline stages divide steps by their prompts; set parallel.micro_batches to 1",
+        ),
+    ):
+        if is_launched and wanted:
+            raise ConfigError(f"engine.graph_prompt_tokens = {wanted}: {reason}, or leave it out")
+        if is_launched:
+            return ()
+    return prompt_sizes(min(MOST_PROMPT_TOKENS if wanted is None else wanted, max_step_tokens))
 
 
 def _check_deterministic(

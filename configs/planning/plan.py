@@ -179,6 +179,7 @@ def make_plan(
         machine.has_triton,
         max_running,
         bool(adapters),
+        max_step_tokens=max_step,
         libraries=machine.attention_libraries,
         is_ours=is_ours,
     )

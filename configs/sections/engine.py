@@ -203,9 +203,14 @@ class EngineSection(Section):
     """Batch sizes to capture, instead of graph_max_rows, graph_split, graph_fine and graph_step.
     Sizes above max_running_requests are ignored."""
 
+    graph_prompt_tokens: Annotated[int, Field(ge=0, le=65_536)] | None = None
+    """Most tokens of a step with prompts that is captured as a CUDA graph; larger steps launch
+    kernel by kernel. 0 = none. Default: 2048 with attention_backend triton, none with pipeline
+    stages or another backend."""
+
     graph_padding: bool = True
-    """Whether a decode step is padded to the next captured size. false = only steps of exactly a
-    captured size run as graphs."""
+    """Whether a step is padded to the next captured size. false = only steps of exactly a captured
+    size run as graphs."""
 
     graph_max_tokens: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Longest sequence, in tokens, that runs in a graph; steps with longer ones launch kernel by

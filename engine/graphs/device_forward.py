@@ -1,8 +1,10 @@
 """The forward pass on an asynchronous device: nothing here waits for it.
 
 Page tables and each row's newest token live on the device; a step uploads changes in one copy.
-Decode steps replay a captured graph of their size, padded with rows that read and write the dump
-page; all other steps launch their kernels one by one.
+Decode steps replay a captured graph of their number of rows, and steps with prompts one of their
+number of tokens, padded with what reads and writes the dump page; the other steps launch their
+kernels one by one. Logits of steps with prompts are launched after the graph: few of their tokens
+need some.
 
 Legend: T tokens of the step, S rows, R rows of logits, D rows of a decode step, B rows of a graph.
 """
@@ -12,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from torch import Tensor
 from remora.configs.planning.graph_sizes import size_for
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.device_stream import DeviceStream
-from remora.engine.graphs.staging import Arrays, Shape, Staging, room_for
+from remora.engine.graphs.prompt_steps import PromptShape, prompt_shapes
+from remora.engine.graphs.staging import Arrays, PaddedArrays, Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, HostPlanned, Model
 from remora.engine.runner.batch import ForwardBatch
@@ -85,6 +87,8 @@ class DeviceForward:
         self._sampled_lines: Tensor | None = None
         self._graphs: dict[tuple[int, bool], Callable[[], PassOutput]] = {}
         self._sizes: tuple[int, ...] = ()
+        self._prompt_graphs: dict[tuple[int, bool], Callable[[], Tensor]] = {}
+        self._prompt_shapes: dict[int, PromptShape] = {}
         self._is_padded = True
         self._max_tokens: int | None = None
         self._graph_runner: GraphRunner | None = None
@@ -97,17 +101,33 @@ class DeviceForward:
         graph_runner: GraphRunner,
         sizes: Sequence[int],
         *,
-        adapters: bool,
+        prompt_sizes: Sequence[int] = (),
+        num_slots: int = 0,
         padded: bool = True,
         max_tokens: int | None = None,
         on_each: Callable[[], object] = lambda: None,
     ) -> None:
-        """Capture decode steps of these sizes, ascending; with `adapters` a second one of each.
+        """Capture steps of these sizes, ascending; with adapter slots a second one of each.
 
-        padded:      whether steps of fewer rows are padded to a captured size
-        max_tokens:  longest sequence for which graphs replay; None = any
+        sizes:         rows of decode steps
+        prompt_sizes:  tokens of steps with prompts
+        num_slots:     adapter slots
+        padded:        whether smaller steps are padded to a captured size
+        max_tokens:    longest sequence for which graphs replay; None = any
         """
-        kinds = (False, True) if adapters and by_triton(self._device) else (False,)
+        kinds = (False, True) if num_slots > 0 and by_triton(self._device) else (False,)
+        self._capture_prompts(graph_runner, prompt_sizes, num_slots, kinds, on_each)
+        self._capture_decodes(graph_runner, sizes, kinds, on_each)
+        self._sizes, self._graph_runner = tuple(sizes), graph_runner
+        self._is_padded, self._max_tokens = padded, max_tokens
+
+    def _capture_decodes(
+        self,
+        graph_runner: GraphRunner,
+        sizes: Sequence[int],
+        kinds: Sequence[bool],
+        on_each: Callable[[], object],
+    ) -> None:
         results: PassOutput | None = None
         for size in reversed(sizes):
             step = dummy_step(size, size, self._limits.max_pages, windowed=self._limits.windowed)
@@ -119,8 +139,37 @@ class DeviceForward:
                 run = partial(self._decode_into, results, size, adapted)
                 self._graphs[size, adapted] = graph_runner.capture(run)
             on_each()
-        self._sizes, self._graph_runner = tuple(sizes), graph_runner
-        self._is_padded, self._max_tokens = padded, max_tokens
+
+    def _capture_prompts(
+        self,
+        graph_runner: GraphRunner,
+        sizes: Sequence[int],
+        num_slots: int,
+        kinds: Sequence[bool],
+        on_each: Callable[[], object],
+    ) -> None:
+        limits = self._limits
+        shapes = prompt_shapes(
+            sizes,
+            max_rows=limits.max_rows,
+            max_pages=limits.max_pages,
+            num_slots=num_slots,
+            windowed=limits.windowed,
+        )
+        self._prompt_shapes = {shape.num_tokens: shape for shape in shapes}
+        result: Tensor | None = None
+        for shape in reversed(shapes):
+            num_rows = shape.max_prompts
+            step = dummy_step(
+                shape.num_tokens, num_rows, limits.max_pages, windowed=limits.windowed
+            )
+            for adapted in kinds:
+                self._upload_prompts(step, shape, adapted)
+                if result is None:
+                    result = self._run_prompts(shape, adapted)
+                run = partial(self._prompts_into, result, shape, adapted)
+                self._prompt_graphs[shape.num_tokens, adapted] = graph_runner.capture(run)
+            on_each()
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -151,6 +200,7 @@ class DeviceForward:
     def close(self) -> None:
         """Free the graphs."""
         self._graphs.clear()
+        self._prompt_graphs.clear()
         if self._graph_runner is not None:
             self._graph_runner.close()
 
@@ -189,7 +239,7 @@ class DeviceForward:
             inputs.slots,
             inputs.rows,
             inputs.logit_index,
-            inputs.rows[np.searchsorted(inputs.starts, inputs.logit_index, side="right") - 1],
+            _sampled_lines(inputs),
             inputs.starts.astype(np.int32),
             inputs.lengths.astype(np.int32),
         ]
@@ -240,16 +290,23 @@ class DeviceForward:
     # -- captured ----------------------------------------------------------------------------
 
     def _replay(self, inputs: StepInputs) -> PassOutput | None:
-        """Run a decode step as a captured graph; None when no graph fits."""
-        num_rows = len(inputs.rows)
-        size = size_for(num_rows, self._sizes) if inputs.num_decodes == num_rows else None
-        if size is None or (size > num_rows and not self._is_padded):
-            return None
+        """Run a step as a captured graph; None when no graph fits."""
         if self._max_tokens is not None and inputs.lengths.max() > self._max_tokens:
             return None
-        adapted = bool(inputs.adapters.any())
-        replay = self._graphs.get((size, adapted))
-        if replay is None:
+        if inputs.num_decodes == len(inputs.rows):
+            return self._replay_decode(inputs)
+        return self._replay_prompts(inputs)
+
+    def _size_for(self, count: int, sizes: Sequence[int]) -> int | None:
+        """Return the captured size for a number of rows or tokens; None = none."""
+        size = size_for(count, sizes)
+        return size if size == count or self._is_padded else None
+
+    def _replay_decode(self, inputs: StepInputs) -> PassOutput | None:
+        num_rows, adapted = len(inputs.rows), bool(inputs.adapters.any())
+        size = self._size_for(num_rows, self._sizes)
+        replay = None if size is None else self._graphs.get((size, adapted))
+        if size is None or replay is None:
             return None
         lines, logit_index = self._upload_decode(inputs, size, adapted)
         self._plan_attention(inputs, size)
@@ -269,7 +326,7 @@ class DeviceForward:
         """
         num_rows, padding = len(inputs.rows), self._limits.max_rows
         grown = self._grow_ahead(inputs.grown, size)
-        arrays: list[tuple[npt.NDArray[Any], int]] = [
+        arrays: PaddedArrays = [
             (inputs.token_ids, 0),
             (inputs.positions, 0),
             (inputs.slots, DUMP_SLOT),
@@ -289,11 +346,7 @@ class DeviceForward:
         if not all_sampled:
             arrays.append((inputs.logit_index, 0))
             shapes = [*shapes, Shape(inputs.logit_index.shape, INT64)]
-        for view, (values, rest) in zip(self.staging.open(shapes), arrays, strict=True):
-            count = len(values)
-            view[:count] = values
-            view[count:] = rest
-        uploaded = self.staging.send()
+        uploaded = self.staging.upload_padded(shapes, arrays)
         return uploaded[3], None if all_sampled else uploaded[-1]
 
     def _decode_into(self, results: PassOutput, size: int, adapted: bool) -> PassOutput:
@@ -332,6 +385,71 @@ class DeviceForward:
         hidden = self._model.forward(batch, self._attention)
         return PassOutput(hidden, self._model.logits(hidden, groups))
 
+    def _replay_prompts(self, inputs: StepInputs) -> PassOutput | None:
+        num_tokens, adapted = inputs.num_tokens, bool(inputs.adapters.any())
+        size = self._size_for(num_tokens, tuple(self._prompt_shapes))
+        replay = None if size is None else self._prompt_graphs.get((size, adapted))
+        if size is None or replay is None or not self._prompt_shapes[size].holds(inputs):
+            return None
+        logit_index, self._sampled_lines = self._upload_prompts(
+            inputs, self._prompt_shapes[size], adapted
+        )
+        hidden = replay()
+        wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
+        logits = self._model.logits(hidden.index_select(0, logit_index), wanted)
+        return PassOutput(hidden[:num_tokens], logits)
+
+    def _upload_prompts(
+        self, inputs: StepInputs, shape: PromptShape, adapted: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Upload a step's arrays as graphs read them; returns `logit_index` and its rows' lines."""
+        arrays = shape.arrays(
+            inputs,
+            self._grow_ahead(inputs.grown, shape.max_grown),
+            _sampled_lines(inputs),
+            line=self._limits.max_rows,
+            adapted=adapted,
+        )
+        uploaded = self.staging.upload_padded(shape.shapes(adapted), arrays)
+        count, first = len(inputs.logit_index), 6 + self._limits.windowed
+        return uploaded[first][:count], uploaded[first + 1][:count]
+
+    def _prompts_into(self, result: Tensor, shape: PromptShape, adapted: bool) -> Tensor:
+        """Write a step's hidden states to a buffer that all graphs share."""
+        return result[: shape.num_tokens].copy_(self._run_prompts(shape, adapted))
+
+    def _run_prompts(self, shape: PromptShape, adapted: bool) -> Tensor:
+        """Run a step with prompts whose arrays are uploaded; returns hidden states."""
+        views = self.staging.views(shape.shapes(adapted))
+        (token_ids, positions, slots), others = views[:3], views[3:]
+        window_slots, others = _split(others, self._limits.windowed)
+        lines, lengths, starts, _, _, *others = others
+        grown, tiles = _split(others, 4)
+        self._write_grown(*grown)
+        groups, num_decodes = NO_GROUPS, shape.max_decodes
+        if tiles:
+            groups = RowGroups(tiles=RowTiles(tiles[0], tiles[1], tile_size(shape.num_tokens)))
+        firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
+        batch = ForwardBatch(
+            token_ids=torch.cat((firsts, token_ids[num_decodes:])),
+            positions=positions,
+            slots=slots,
+            num_decodes=num_decodes,
+            tables=self._tables.index_select(0, lines),
+            starts=starts,
+            lengths=lengths,
+            extend_starts=(shape.num_tokens,),  # the host knows no prompts
+            extend_lens=(),
+            logit_index=lines[:0],
+            adapters=groups,
+        )
+        return self._model.forward(self._with_windows(batch, lines, window_slots), self._attention)
+
+
+def _sampled_lines(inputs: StepInputs) -> npt.NDArray[np.int64]:
+    """Return the lines of the rows whose tokens have logits."""
+    return inputs.rows[np.searchsorted(inputs.starts, inputs.logit_index, side="right") - 1]
+
 
 @cache
 def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
@@ -355,7 +473,15 @@ def _split(tensors: list[Tensor], at: int) -> tuple[list[Tensor], list[Tensor]]:
 def _largest_arrays(limits: StepLimits) -> list[Shape]:
     """Return shapes that the arrays of any step fit into, riders included."""
     rows, tokens = limits.max_rows + 1, limits.max_tokens
+    (largest,) = prompt_shapes(
+        [tokens],
+        max_rows=limits.max_rows,
+        max_pages=limits.max_pages,
+        num_slots=tokens,
+        windowed=limits.windowed,
+    )
     return [
+        *largest.shapes(True),
         Shape((4, MAX_GROWN), INT32),
         *(Shape((tokens,), INT64) for _ in range(4)),
         *(Shape((rows,), INT64) for _ in range(9)),

@@ -30,6 +30,7 @@ _DTYPES = {
 }
 
 Arrays = list[npt.NDArray[Any]]
+PaddedArrays = list[tuple[npt.NDArray[Any], int]]  # each with the value of its padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ class Staging:
             view[...] = rider
         self._riders = []
         return here[: self._num_opened]
+
+    def upload_padded(self, shapes: Sequence[Shape], arrays: PaddedArrays) -> list[Tensor]:
+        """Do what `upload` does with arrays padded to these shapes at their ends."""
+        for view, (values, padding) in zip(self.open(shapes), arrays, strict=True):
+            count = len(values)
+            view[:count] = values
+            view[count:] = padding
+        return self.send()
 
     def send(self) -> list[Tensor]:
         """Copy the opened arrays to the device in stream order; valid until the next `send`."""

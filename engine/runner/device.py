@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from remora.configs.planning.device_plan import DevicePlan
+from remora.configs.planning.graph_sizes import MAX_PROMPTS
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.latent import PagedLatents
 from remora.engine.attention.libraries import (
@@ -247,17 +248,21 @@ def warm_up_sampling(token_sampler: TokenSampler, vocab_size: int, device: torch
 def capture(
     forward: DeviceForward, plan: EnginePlan, graph_runner: GraphRunner, *, show_progress: bool
 ) -> None:
-    """Capture decode steps of the plan's sizes, the largest first."""
+    """Capture steps of the plan's sizes, the largest first."""
     how = plan.on_device
+    longest = min(plan.max_running_requests, MAX_PROMPTS) * plan.max_sequence_tokens
+    prompt_sizes = [size for size in how.graph_prompt_sizes if size <= longest]
+    num_graphs = len(how.graph_sizes) + len(prompt_sizes)
     collecting = nullcontext() if how.graph_gc else no_garbage_collection()
     with (
         collecting,
-        progress_bar("Capturing decode graphs", len(how.graph_sizes), show_progress) as advance,
+        progress_bar("Capturing graphs", num_graphs, show_progress) as advance,
     ):
         forward.capture(
             graph_runner,
             how.graph_sizes,
-            adapters=plan.adapters is not None,
+            prompt_sizes=prompt_sizes,
+            num_slots=0 if plan.adapters is None else plan.adapters.num_slots,
             padded=how.graph_padding,
             max_tokens=how.graph_max_tokens,
             on_each=lambda: advance(1),

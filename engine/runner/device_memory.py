@@ -7,6 +7,7 @@ Knows nothing of how the rest is divided.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -58,7 +59,7 @@ def measure_steps(
     token_sampler: TokenSampler,
     meter: Meter,
 ) -> int:
-    """Return the bytes that the largest steps and the graphs of decode steps need.
+    """Return the bytes that the largest steps and the graphs need.
 
     forward:  of the plan's limits, on a KV pool of one page
     """
@@ -77,10 +78,18 @@ def measure_steps(
     largest = largest_step(plan, plan.max_step_tokens)
     run(largest_step(plan, 1))  # compiles kernels, and lets libraries allocate for good
     needed = meter.peak_bytes(lambda: run(largest))
-    if plan.on_device.graph_sizes:
-        most = plan.on_device.graph_sizes[-1]
-        needed += meter.peak_bytes(lambda: run(largest_step(plan, most)))
-        needed += GRAPH_BYTES * len(plan.on_device.graph_sizes) + LOGIT_BYTES * most * vocab_size
+    how = plan.on_device
+    if how.graph_sizes:
+        steps = [
+            largest_step(plan, sizes[-1])
+            for sizes in (how.graph_sizes, how.graph_prompt_sizes)
+            if sizes
+        ]
+        needed += max(meter.peak_bytes(partial(run, step)) for step in steps)  # they share a pool
+        num_graphs = len(how.graph_sizes) + len(how.graph_prompt_sizes)
+        num_kinds = 1 if plan.adapters is None else 2
+        needed += GRAPH_BYTES * num_graphs * num_kinds
+        needed += LOGIT_BYTES * how.graph_sizes[-1] * vocab_size
     return needed
 
 

@@ -183,6 +183,9 @@ def _on_device(
     if plan.on_device.graph_sizes:
         device.capture(forward, plan, CudaGraphRunner(), show_progress=show_progress)
         steps = f"captured in graphs of up to {plan.on_device.graph_sizes[-1]} rows"
+    prompts = "launched one by one"
+    if plan.on_device.graph_prompt_sizes:
+        prompts = f"in graphs of up to {plan.on_device.graph_prompt_sizes[-1]} tokens"
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
     shared = None
@@ -192,7 +195,8 @@ def _on_device(
         forward=forward,
         token_sampler=token_sampler,
         description=(
-            f"{describe(plan.on_device.attention_backend)} on {plan.device}, decode steps {steps}"
+            f"{describe(plan.on_device.attention_backend)} on {plan.device}, "
+            f"decode steps {steps}, steps with prompts {prompts}"
         ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

@@ -127,7 +127,7 @@ def test_steps_of_all_sizes_leave_their_results_in_the_same_memory(llama: Path) 
     model = load_f32(llama)
     plan = make_plan(max_running_requests=4)
     forward = make_forward(model, plan, plan.num_pages)
-    forward.capture(Rerun(), (1, 2, 4), adapters=False)
+    forward.capture(Rerun(), (1, 2, 4))
 
     made = [forward.forward(largest_step(plan, rows)) for rows in (4, 1, 3)]
 

@@ -69,7 +69,7 @@ class Simulation:
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
         )
         forward = DeviceForward(SimulatedModel(device), _no_attention(), limits, device)
-        forward.capture(device, graph_sizes(most=num_rows), adapters=False)
+        forward.capture(device, graph_sizes(most=num_rows))
         sampler = Sampler(
             max_rows=num_rows,
             vocab_size=VOCAB,
