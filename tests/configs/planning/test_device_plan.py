@@ -19,6 +19,8 @@ def plan_of(
     tp_size: int = 1,
     pp_size: int = 1,
     symmetric_memory: bool = False,
+    micro_batches: int | None = None,
+    max_step_tokens: int = 4096,
     libraries: tuple[str, ...] = (),
     is_ours: bool = True,
     **engine: Any,
@@ -31,6 +33,7 @@ def plan_of(
                 "tp_size": tp_size,
                 "pp_size": pp_size,
                 "symmetric_memory": symmetric_memory,
+                "micro_batches": micro_batches,
             },
         }
     )
@@ -40,6 +43,7 @@ def plan_of(
         has_triton=has_triton,
         max_running=20,
         has_adapters=has_adapters,
+        max_step_tokens=max_step_tokens,
         libraries=libraries,
         is_ours=is_ours,
     )
@@ -54,7 +58,19 @@ def test_a_gpu_overlaps_steps_and_captures_all_batch_sizes() -> None:
 
 
 def test_several_ranks_overlap_and_capture_like_one() -> None:
-    assert plan_of(tp_size=2, pp_size=2) == plan_of()
+    assert plan_of(tp_size=2) == plan_of()
+    assert plan_of(tp_size=2, pp_size=2, micro_batches=1) == plan_of()
+
+
+@pytest.mark.observes("engine.graph_prompt_tokens")
+def test_steps_with_prompts_are_captured_where_attention_reads_them_on_the_device() -> None:
+    assert plan_of().graph_prompt_sizes[-1] == 2048
+    assert plan_of(max_step_tokens=300).graph_prompt_sizes[-1] == 300
+    assert plan_of(graph_prompt_tokens=40).graph_prompt_sizes == (16, 32, 40)
+    assert plan_of(graph_prompt_tokens=0).graph_prompt_sizes == ()
+    assert plan_of(graph_max_rows=0).graph_prompt_sizes == ()
+    assert plan_of(pp_size=2).graph_prompt_sizes == ()
+    assert plan_of(libraries=("fa3",), attention_backend="fa3").graph_prompt_sizes == ()
 
 
 @pytest.mark.parametrize("changes", [{"device": "cpu"}, {"attention_backend": "torch"}])
@@ -112,6 +128,14 @@ def test_switches_take_effect() -> None:
         (
             {"pp_size": 2, "attention_backend": "flashinfer", "libraries": ("flashinfer",)},
             "= flashinfer: it plans whole steps",
+        ),
+        (
+            {"pp_size": 2, "graph_prompt_tokens": 64},
+            "engine.graph_prompt_tokens = 64: pipeline stages",
+        ),
+        (
+            {"attention_backend": "fa3", "libraries": ("fa3",), "graph_prompt_tokens": 64},
+            "engine.graph_prompt_tokens = 64: engine.attention_backend fa3",
         ),
         ({"has_triton": False, "graph_max_rows": 2}, "engine.graph_max_rows = 2: "),
         ({"has_triton": False, "attention_backend": "triton"}, "engine.attention_backend = triton"),

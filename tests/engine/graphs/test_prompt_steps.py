@@ -5,7 +5,6 @@ A CPU stands for the device; attention is Triton's backend, which computes with 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from remora.engine.runner.inputs import InputBatch, dummy_step
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import CPU, Rerun, run
-from tests.engine.graphs.test_device_forward import ASKED
+from tests.engine.graphs.test_device_forward import ASKED, make_requests
 from tests.engine.loaded import load_f32
 
 PAGE_SIZE, MAX_PAGES, MAX_ROWS = 4, 12, 5
@@ -221,11 +220,7 @@ def test_an_engine_launches_no_step_by_itself(
 
 
 def test_rows_that_are_preempted_give_the_same_tokens(tiny_checkpoints: TinyCheckpoints) -> None:
-    requests = {
-        name: (prompt, replace(params, max_tokens=24))
-        for name, (prompt, params) in ASKED["drawn"].items()
-    }
-
+    requests = make_requests(max_tokens=24, temperature=0.9, seed=11, ignore_eos=False)
     path = tiny_checkpoints("llama")
     got = run(
         path,

@@ -86,6 +86,9 @@ def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
     assert measure(model, launched, FakeMeter(100)) == 100
     logits = 4 * LOGIT_BYTES * model.vocab_size
     assert measure(model, recorded, FakeMeter(100, 30)) == 130 + 3 * GRAPH_BYTES + logits
+    how = DevicePlan(graph_sizes=(1, 2, 4), graph_prompt_sizes=(8, 16))
+    both = replace(launched, on_device=how)
+    assert measure(model, both, FakeMeter(100, 30, 50)) == 150 + 5 * GRAPH_BYTES + logits
 
 
 def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
