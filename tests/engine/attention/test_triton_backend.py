@@ -80,7 +80,7 @@ def compare(path: Path, requests: Requests, patch: pytest.MonkeyPatch, **options
     """Run on triton's kernels, then as torch's operations; all tokens must be the same."""
     got = run(path, requests, make_attention=TritonAttention, **options)
     patch.undo()
-    as_a_device = {"graph_runner", "overlap"}
+    as_a_device = {"graph_runner", "overlap", "how"}
     options = {key: value for key, value in options.items() if key not in as_a_device}
     expected = run(path, requests, forward="eager", **options)
     assert got.token_ids() == expected.token_ids()
@@ -113,6 +113,25 @@ def test_steps_that_are_recorded_and_overlap(tiny: Path, interpreted: pytest.Mon
     graph_runner = Rerun()
 
     compare(tiny, make_requests([2, 9, 5]), interpreted, graph_runner=graph_runner, overlap=True)
+
+    assert graph_runner.num_replayed > 0
+
+
+def test_steps_with_prompts_that_are_recorded(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
+    """The decode kernel's rows of length 0, and the prompts' kernel, write the same tokens."""
+    graph_runner = Rerun()
+    how = DevicePlan(graph_sizes=(), graph_prompt_sizes=(8, 16))
+
+    compare(
+        tiny,
+        make_requests([2, 9, 5, 13], max_tokens=3),
+        interpreted,
+        graph_runner=graph_runner,
+        overlap=True,
+        how=how,
+        max_running_requests=3,
+        max_step_tokens=12,
+    )
 
     assert graph_runner.num_replayed > 0
 
@@ -170,6 +189,24 @@ def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> 
     plain = run(tiny, requests, forward="eager")
     changed = {key for key, ids in got.token_ids().items() if ids != plain.token_ids()[key]}
     assert changed == {("r0", 0), ("r2", 0)}
+
+
+def test_recorded_steps_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:
+    """Tiles of adapters are padded, and those of logits follow the graph."""
+    graph_runner = Rerun()
+
+    compare(
+        tiny,
+        make_requests([3, 4], max_tokens=1),
+        all_interpreted,
+        room=ROOM,
+        adapt=Updates.of,
+        adapters={"r0": 1},
+        graph_runner=graph_runner,
+        how=DevicePlan(graph_sizes=(), graph_prompt_sizes=(9,)),
+    )
+
+    assert graph_runner.num_replayed == 1
 
 
 def test_a_row_is_the_same_bits_in_any_company(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.device_plan import DevicePlan
-from remora.configs.planning.graph_sizes import graph_sizes
+from remora.configs.planning.graph_sizes import graph_sizes, prompt_sizes
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.models.config import MLPConfig
@@ -50,15 +50,19 @@ def main(max_rows: int, max_tokens: int, stride: int, folders: list[str]) -> Non
     torch.set_num_threads(1)
     keys = record_keys()
     for folder in folders:
-        for deterministic in (False, True):
+        for deterministic, captures_prompts in ((False, False), (True, False), (False, True)):
             pretend(Arch.HOPPER, "cpu")
             keys.clear()
             model = load(Path(folder), torch.bfloat16)
             if deterministic and model.config.attention.latent is not None:
                 continue
             plan = plan_of(model, max_rows, max_tokens, deterministic=deterministic)
+            if captures_prompts:
+                how = replace(plan.on_device, graph_prompt_sizes=prompt_sizes(max_tokens))
+                plan = replace(plan, on_device=how)
             warm, missing = compare(model, plan, keys, stride)
             made = {"folder": folder, "deterministic": deterministic, "warm": warm}
+            made["captures_prompts"] = captures_prompts
             sys.stdout.write(json.dumps({**made, "missing": missing}) + "\n")
 
 
