@@ -27,7 +27,6 @@ _RAY_PLACES = Refused(
     "Ray starts and places ranks; set parallel.num_nodes and add nodes with `ray start`"
 )
 _HARDWARE = Refused("this hardware is not supported")
-_CAPTURED_PREFILL = not_yet("captured prefill", "prefill launches kernel by kernel")
 _NVTX = Refused("not offered: NVTX ranges; profile with debug.profile_dir")
 
 REFUSALS: Mapping[str, Rule] = {
@@ -96,9 +95,10 @@ REFUSALS: Mapping[str, Rule] = {
     "cuda_graph.profile_capture": Refused(
         "not offered: a trace of graph capture; profile steps with debug.profile_dir"
     ),
-    "cuda_graph.piecewise": _CAPTURED_PREFILL,
-    "cuda_graph.piecewise_max_tokens": _CAPTURED_PREFILL,
-    "cuda_graph.piecewise_tokens": _CAPTURED_PREFILL,
+    "cuda_graph.piecewise": NoEffect("a GPU captures steps with prompts by default"),
+    "cuda_graph.piecewise_tokens": Refused(
+        "the numbers of tokens follow from the largest; set --piecewise-cuda-graph-max-tokens"
+    ),
     "kernel.pdl": NoEffect("kernels launch without programmatic dependent launch"),
     "kernel.arm_kleidiai": _HARDWARE,
     "kernel.rocm_hipblaslt_config": _HARDWARE,

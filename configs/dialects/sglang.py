@@ -199,6 +199,7 @@ RULES: Mapping[str, Rule] = {
     "--cuda-graph-max-bs": Sets(key="engine.graph_max_rows"),
     "--cuda-graph-bs": Sets(key="engine.graph_rows"),
     "--disable-cuda-graph-padding": Sets(key="engine.graph_padding", invert=True),
+    "--piecewise-cuda-graph-max-tokens": Sets(key="engine.graph_prompt_tokens"),
     "--enable-cudagraph-gc": Sets(key="engine.graph_gc"),
     # LoRA
     "--enable-lora": values.LORA,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from remora.configs.errors import EngineError
-from remora.configs.planning.graph_sizes import graph_sizes
+from remora.configs.planning.graph_sizes import graph_sizes, prompt_sizes
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
@@ -33,15 +33,15 @@ DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 
-def simulated_plan(num_rows: int, max_step_tokens: int = 2048) -> EnginePlan:
+def simulated_plan(num_rows: int, chunk_tokens: int = 2048) -> EnginePlan:
     """Return the plan of a GPU's engine, with room for all rows."""
     return make_plan(
         page_size=16,
         num_pages=num_rows * 160 + 16,
         max_model_len=2048,
         max_running_requests=num_rows,
-        max_step_tokens=max_step_tokens + num_rows,
-        prefill_chunk_tokens=max_step_tokens,
+        max_step_tokens=chunk_tokens + num_rows,
+        prefill_chunk_tokens=chunk_tokens,
         max_queued_requests=num_rows,
     )
 
@@ -59,9 +59,20 @@ class Simulation:
     outputs: list[SequenceOutput] = field(default_factory=list)
 
     @classmethod
-    def of(cls, shape: dict[str, Any], num_rows: int, clock: HostClock | None = None) -> Simulation:
-        """Build one as `engine/launch.py` builds it for a GPU."""
-        plan = simulated_plan(num_rows)
+    def of(
+        cls,
+        shape: dict[str, Any],
+        num_rows: int,
+        clock: HostClock | None = None,
+        *,
+        chunk_tokens: int = 2048,
+        captures_prompts: bool = False,
+    ) -> Simulation:
+        """Build one as `engine/launch.py` builds it for a GPU.
+
+        chunk_tokens:  most tokens of prompts in a step
+        """
+        plan = simulated_plan(num_rows, chunk_tokens)
         device = SimulatedDevice(Roofline.of(shape), clock)
         limits = StepLimits(
             max_rows=num_rows,
@@ -69,7 +80,8 @@ class Simulation:
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
         )
         forward = DeviceForward(SimulatedModel(device), _no_attention(), limits, device)
-        forward.capture(device, graph_sizes(most=num_rows))
+        sizes = prompt_sizes(plan.max_step_tokens) if captures_prompts else ()
+        forward.capture(device, graph_sizes(most=num_rows), prompt_sizes=sizes)
         sampler = Sampler(
             max_rows=num_rows,
             vocab_size=VOCAB,
@@ -123,6 +135,23 @@ class Simulation:
         assert str(failures[0]) == "The engine was closed."
         return self.device.marks[1 : num_steps + 1]
 
+    def extend(self, num_rows: int, num_steps: int, **sampling: Any) -> PromptWindow:
+        """Step the engine while prompts are computed in chunks, beside the rows that decode."""
+        self.add_requests(num_rows, 500, **sampling)
+        device = self.device
+        with device.choosing():
+            for _ in range(4):
+                self.engine.step()
+            started_s, idle_s, num_launches = device.free_at, device.idle_s, device.num_launches
+            for _ in range(num_steps):
+                self.engine.step()
+        seconds = device.free_at - started_s
+        return PromptWindow(
+            gap=(device.idle_s - idle_s) / seconds,
+            step_s=seconds / num_steps,
+            num_launches=(device.num_launches - num_launches) / num_steps,
+        )
+
     async def serve(self, num_rows: int, num_steps: int, **sampling: Any) -> list[Mark]:
         """Do what `decode` does with a client, whose event loop runs in this thread."""
         client = LocalEngineClient(self.engine, None)
@@ -139,6 +168,15 @@ class Simulation:
             client.close()
             await asyncio.gather(*readers, return_exceptions=True)
         return self.device.marks[1 : num_steps + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWindow:
+    """Some steps with prompts: share of time, and seconds or counts per step."""
+
+    gap: float
+    step_s: float
+    num_launches: float
 
 
 @dataclass(frozen=True, slots=True)

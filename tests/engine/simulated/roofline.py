@@ -45,14 +45,19 @@ class Roofline:
         mlp = 3 * hidden * self.shape["intermediate_size"]
         return int(self.num_layers * (attention + mlp) + hidden * self.shape["vocab_size"])
 
+    @property
+    def num_nodes(self) -> int:
+        """Kernels and copies of a forward pass, its logits written."""
+        nodes = self.figures["nodes"]
+        return int(nodes["per_layer"] * self.num_layers + nodes["per_step"])
+
     def step_s(self, num_tokens: int, num_rows: int) -> float:
         """Return the seconds of a forward pass, its logits written."""
-        device, nodes = self.figures["device"], self.figures["nodes"]
+        device = self.figures["device"]
         keys = 2 * KV_BYTES * self.num_layers * self.kv_size * device["context"] * num_rows
         read = WEIGHT_BYTES * self.num_weights + keys + self._logit_bytes(num_rows)
         products_s = 2 * self.num_weights * num_tokens / device["flops_per_s"]
-        num_nodes = nodes["per_layer"] * self.num_layers + nodes["per_step"]
-        return max(read / device["bytes_per_s"], products_s) + num_nodes * device["node_s"]
+        return max(read / device["bytes_per_s"], products_s) + self.num_nodes * device["node_s"]
 
     def sampling_s(self, num_rows: int) -> float:
         """Return the seconds of choosing tokens, which reads all logits twice."""

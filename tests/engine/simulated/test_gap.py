@@ -89,6 +89,19 @@ def test_a_step_uploads_once_and_waits_once(sampling: dict[str, Any]) -> None:
     assert last.num_waits - first.num_waits <= len(marks) - 1
 
 
+def launches_per_step(*, captures_prompts: bool) -> float:
+    simulation = Simulation.of(QWEN3_06B, 8, chunk_tokens=64, captures_prompts=captures_prompts)
+    return simulation.extend(8, 40, **GREEDY).num_launches
+
+
+def test_a_captured_step_with_prompts_is_few_launches() -> None:
+    """Upload, graph, logits, sampling, and the copies of tokens to the host."""
+    num_kernels = Roofline.of(QWEN3_06B).num_nodes
+
+    assert launches_per_step(captures_prompts=True) < 20
+    assert launches_per_step(captures_prompts=False) > num_kernels
+
+
 def calls_per_step(num_rows: int, num_steps: int = 32) -> float:
     """Return the calls of Python and C functions in a step of decoding."""
     simulation = Simulation.of(QWEN3_06B, num_rows)
