@@ -63,9 +63,10 @@ class Rerun:
 
 def _places(made: object) -> list[int]:
     """Return the addresses of what a captured step made."""
-    tensors = [made.hidden, made.logits] if isinstance(made, PassOutput) else [made]
-    assert all(isinstance(each, torch.Tensor) for each in tensors)
-    return [each.data_ptr() for each in tensors]
+    if isinstance(made, PassOutput):
+        return [made.hidden.data_ptr(), made.logits.data_ptr()]
+    assert isinstance(made, torch.Tensor)
+    return [made.data_ptr()]
 
 
 @dataclass(slots=True)

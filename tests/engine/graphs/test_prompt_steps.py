@@ -5,6 +5,7 @@ A CPU stands for the device; attention is Triton's backend, which computes with 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,14 +61,14 @@ class Both:
             max_rows=MAX_ROWS, max_tokens=MAX_PAGES * PAGE_SIZE, page_size=PAGE_SIZE
         )
         self.num_pages = 0
-        self.unknown = NOTHING, NOTHING
+        self.unknown = NOTHING, np.empty(0, dtype=np.int64)
 
     def start(self, row: int, length: int) -> None:
         """Begin a row with a prompt of `length` tokens and pages for eight more."""
         self.table.start(
             RowInit(
                 row=row,
-                token_ids=(np.arange(length, dtype=np.int32) * (row + 3) + 10) % 250,
+                token_ids=(np.arange(length, dtype=np.int64) * (row + 3) + 10) % 250,
                 num_prompt_tokens=length,
                 seed=0,
                 sampling=SamplingParams(),
@@ -99,20 +100,18 @@ class Both:
 
         logits, expected = self.captured.forward(inputs), self.launched.forward(inputs)
 
-        close = {"atol": 1e-5, "rtol": 1e-5}
-        torch.testing.assert_close(logits, expected, **close)
+        close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+        close(logits, expected)
         for ours, theirs in zip(
             self.attention.kv_pages, self.expected_attention.kv_pages, strict=True
         ):
-            torch.testing.assert_close(ours[:, 1:], theirs[:, 1:], **close)  # but the dump page
+            close(ours[:, 1:], theirs[:, 1:])  # but the dump page
         every = 0, inputs.num_tokens
-        torch.testing.assert_close(
-            self.captured.logits(*every), self.launched.logits(*every), **close
-        )
+        close(self.captured.logits(*every), self.launched.logits(*every))
         token_ids = expected.argmax(1)
         self.captured.set_last_tokens(token_ids)
         self.launched.set_last_tokens(token_ids)
-        self.unknown = places[has_token], token_ids.numpy().astype(np.int32)
+        self.unknown = places[has_token], token_ids.numpy()
 
 
 @pytest.mark.parametrize("sizes", [(32,), (4, 6, 8, 16, 32)])
