@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.window_plan import WindowRoom
+from remora.engine.attention.triton_backend import TritonAttention
+from remora.engine.graphs.device_forward import DeviceForward
 from remora.engine.llm import LLM
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -135,6 +138,29 @@ def test_a_device_keeps_both_tables(
 
     assert eager.token_ids() == device.token_ids() == plain.token_ids()
     assert graph_runner.num_replayed > 0
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_captured_steps_with_prompts_read_both_tables(
+    family: str, tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tiny_checkpoints(family), ask([3, 60, 90, 80, 30])
+    room = WindowRoom(layers=LAYERS[family], window=WINDOW, num_pages=24, row_pages=12)
+    expected = run(path, asked, forward="eager", windows=room, num_pages=90)
+    monkeypatch.delattr(DeviceForward, "_launch")
+
+    got = run(
+        path,
+        asked,
+        overlap=True,
+        graph_runner=Rerun(),
+        make_attention=TritonAttention,
+        how=DevicePlan(graph_sizes=(4,), graph_prompt_sizes=(8, 16)),
+        windows=room,
+        num_pages=90,
+    )
+
+    assert got.token_ids() == expected.token_ids()
 
 
 @pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"pp_size": 2, "micro_batches": 2}])
