@@ -23,7 +23,7 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor, *, group_size: int)
 
     values:      [O, I] uint8, below 16
     scales:      [G, O]
-    zeros:       [G, O] whole numbers, 0 to 16 (GPTQ's may be 16)
+    zeros:       [G, O] whole numbers, 0 to 16
     group_size:  32, 64 or a multiple of 128; the last group may be smaller
 
     Raises ValueError for an unsupported group size or a wrong number of groups.
@@ -56,10 +56,11 @@ def from_gptq(
     words:   [I / 8, O] int32, the input of the lowest bits first
     zeros:   [G, O / 8] int32, the output of the lowest bits first
     scales:  [G, O]
-    is_zero_less_one: zero points are stored minus one, as in `gptq` but not in `gptq_v2`
+    is_zero_less_one: zero points are stored minus one, as in `gptq` but not in `gptq_v2`: one was
+        subtracted from the eight zeros of a word at once, so that a zero of 0 borrows from the next
     """
     values = _nibbles(words).movedim(2, 1).flatten(0, 1).T
-    points = _nibbles(zeros).flatten(1) + int(is_zero_less_one)
+    points = _nibbles(_plus_one(zeros) if is_zero_less_one else zeros).flatten(1)
     return pack_int4(values, scales, points, group_size=group_size)
 
 
@@ -72,6 +73,11 @@ def from_awq(words: Tensor, zeros: Tensor, scales: Tensor, *, group_size: int) -
     """
     values = _in_order(_nibbles(words)).flatten(1).T
     return pack_int4(values, scales, _in_order(_nibbles(zeros)).flatten(1), group_size=group_size)
+
+
+def _plus_one(words: Tensor) -> Tensor:
+    """Add 1 to the eight digits of each word in one sum, in which digits carry to the next."""
+    return ((words.long() + 0x11111111) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
 
 
 def _nibbles(words: Tensor) -> Tensor:

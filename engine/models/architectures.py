@@ -28,7 +28,6 @@ from remora.engine.models.families import (
 from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.families.gemma import BOTH_WAYS
 
-FP8_BLOCK = [128, 128]
 IS_CAUSAL = "is_causal"
 
 Parse = Callable[[str, RawConfig], DecoderConfig]
@@ -124,16 +123,12 @@ def _both_ways(config: DecoderConfig) -> DecoderConfig:
 
 
 def check_quantization(settings: Mapping[str, Any]) -> None:
-    """Refuse a quantization_config that loading cannot dequantise. Raises ConfigError."""
-    method, size = settings.get("quant_method"), settings.get("weight_block_size")
-    if not settings or method == "mxfp4" or (method == "fp8" and size == FP8_BLOCK):
-        return
-    found = f"fp8 with weight_block_size {size}" if method == "fp8" else str(method)
-    raise ConfigError(
-        f"config.json has a quantization_config of {found}; only mxfp4, fp8 with weight_block_size "
-        f"{FP8_BLOCK}, unquantised checkpoints and GGUF files can be loaded. Use the original "
-        "checkpoint."
-    )
+    """Refuse a quantization_config of a format that is not read. Raises ConfigError."""
+    if settings:
+        # It loads torch, which a reader of other configs can do without.
+        from remora.engine.weights.formats.registry import check_settings
+
+        check_settings(settings)
 
 
 def _architecture(raw: RawConfig) -> str:

@@ -17,6 +17,7 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf"
 
 
+QUANTIZATION = "quantization_config"
 NO_OVERRIDES: Mapping[str, Any] = {}
 
 
@@ -25,7 +26,25 @@ def read_raw_config(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> 
 
     overrides:  entries that replace the checkpoint's
     """
-    return {**_read_raw_config(path), **overrides}
+    return _with_quantization(path, {**_read_raw_config(path), **overrides})
+
+
+def _with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose quantization_config is set if the weights are quantised.
+
+    Others write it under an older key, for the text model only, or to a file of its own.
+    """
+    text = raw.get("text_config")
+    inside = text.get(QUANTIZATION) if isinstance(text, Mapping) else None
+    found = raw.get(QUANTIZATION) or inside or raw.get("compression_config")
+    if not found and any(path.glob("*quant*.json")):
+        # It loads torch, which a reader of other configs can do without.
+        from remora.engine.weights.formats.registry import settings_in_files
+
+        found = settings_in_files(path)
+    if found and not isinstance(found, Mapping):
+        raise ConfigError(f"{QUANTIZATION} in config.json is {found!r}; expected an object.")
+    return {**raw, QUANTIZATION: found} if found else raw
 
 
 def _read_raw_config(path: Path) -> dict[str, Any]:

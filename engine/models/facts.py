@@ -10,7 +10,7 @@ import torch
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
-from remora.engine.models.checkpoint import is_gguf, read_raw_config
+from remora.engine.models.checkpoint import QUANTIZATION, is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.families.config_values import RawConfig
@@ -81,8 +81,14 @@ def _experts_of(config: DecoderConfig) -> list[ExpertsConfig]:
 
 
 def dtype_of(path: Path, raw: RawConfig) -> str:
-    """Return the weights' dtype from config.json, or else from the files."""
+    """Return the weights' dtype from config.json, or else from the files.
+
+    Quantised checkpoints that say float16 count as bfloat16: most are of models made in bfloat16,
+    whose activations can exceed the range of float16.
+    """
     named = raw.get("dtype") or raw.get("torch_dtype")
+    if raw.get(QUANTIZATION) and named in ("float16", None):
+        return "bfloat16"
     if named is None:
         return stored_dtype(path)
     if named not in DTYPES:

@@ -11,15 +11,15 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
-from remora.engine.models.checkpoint import is_gguf, read_config
+from remora.engine.models.checkpoint import QUANTIZATION, is_gguf, read_config, read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.protocols import Fill, WeightEdit, WeightSource, nothing_left
-from remora.engine.weights.dequantise import dequantised
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
+from remora.engine.weights.formats.source import QuantisedWeights, dequantised
 from remora.engine.weights.gguf.weights import GGUFWeights
 from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
@@ -164,6 +164,11 @@ def open_weights(
     if load_format == "dummy":
         return DummyWeights(_expected_shapes(config), device=device)
     source = _open_files(path, load_format, loading, dtype)
+    if isinstance(source, QuantisedWeights) and any(rule.is_transposed for rule in config.rules):
+        raise ConfigError(
+            f"{path} is quantised, and {config.architecture} stores transposed weights, of which "
+            "quantised ones are not read. Use the original checkpoint."
+        )
     return RenamedWeights(source, config.rules) if config.rules else source
 
 
@@ -175,7 +180,10 @@ def check_files(path: Path, load_format: str, loading: Loading) -> str:
     if load_format == "dummy":
         return "random weights (model.load_format is dummy)"
     source = _open_files(path, load_format, loading, torch.float32)
-    return f"{len(source.shapes())} tensors"
+    tensors = f"{len(source.shapes())} tensors"
+    if isinstance(source, QuantisedWeights):
+        return f"{tensors}; dequantised on loading: {source.description()}"
+    return tensors
 
 
 def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dtype) -> WeightSource:
@@ -187,6 +195,7 @@ def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dty
         )
     if is_gguf(path):
         return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
+    settings = read_raw_config(path, loading.config_overrides).get(QUANTIZATION) or {}
     if load_format == "pt":
-        return dequantised(PickledWeights(path, mmap=loading.mmap), dtype)
-    return dequantised(SafetensorsWeights(path, mmap=loading.mmap), dtype)
+        return dequantised(PickledWeights(path, mmap=loading.mmap), settings, dtype)
+    return dequantised(SafetensorsWeights(path, mmap=loading.mmap), settings, dtype)

@@ -12,6 +12,7 @@ import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ STORED = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
@@ -68,11 +73,17 @@ class SafetensorsWeights:
     def __init__(self, folder: Path, *, mmap: bool = True) -> None:
         self.label = folder.name
         self._part = map_range if mmap else read_range
-        self._files = {file: _read_header(file) for file in find_files(folder)}
-        entries = [entry for header in self._files.values() for entry in header]
+        headers = {file: _read_header(file) for file in find_files(folder)}
+        entries = [entry for header in headers.values() for entry in header]
         repeated = [name for name, n in Counter(entry.name for entry in entries).items() if n > 1]
         if repeated:
             raise ConfigError(f"{folder} holds {repeated[0]} in two of its weight files.")
+        self._places = {
+            entry.name: (file, place)
+            for file, header in headers.items()
+            for place, entry in enumerate(header)
+        }
+        self._headers = headers
         self._dtypes = Counter(entry.dtype for entry in entries)
         self._shapes = {entry.name: entry.shape for entry in entries}
 
@@ -95,12 +106,11 @@ class SafetensorsWeights:
 
         With mmap only the pages that are accessed are read.
         """
-        for file, entries in self._files.items():
-            wanted = [entry for entry in entries if entry.name in names]
-            if not wanted:
-                continue
+        places = sorted(self._places[name] for name in set(names) & self._places.keys())
+        for file, inside in groupby(places, key=operator.itemgetter(0)):
             with file.open("rb") as opened:
-                for entry in wanted:
+                for _, place in inside:
+                    entry = self._headers[file][place]
                     memory = self._part(opened, entry.start, entry.end - entry.start)
                     yield entry.name, entry.view(memory)
 

@@ -58,6 +58,17 @@ def test_words_of_gptq_hold_inputs_and_their_zero_points_less_one(
     assert torch.equal(weight.dequantised(), expected.expand(16, 64))
 
 
+@given(st.lists(st.integers(0, 15), min_size=8, max_size=8))
+def test_zero_points_less_one_borrow_from_their_neighbours(zeros: list[int]) -> None:
+    whole = sum(zero << 4 * place for place, zero in enumerate(zeros))
+    less = (whole - 0x11111111) % 2**32
+    stored = torch.tensor([[less - 2**32 if less >= 2**31 else less]], dtype=torch.int32)
+
+    weight = from_gptq(words(4, 8, 0), stored, torch.ones(1, 8), group_size=32)
+
+    assert weight.zeros.tolist() == [zeros]
+
+
 def test_words_of_awq_hold_outputs_the_even_ones_first() -> None:
     scales = torch.arange(1.0, 17.0).expand(2, 16)
 

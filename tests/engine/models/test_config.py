@@ -130,7 +130,7 @@ def test_rope_scaling_decides_how_long_a_sequence_may_be(kind: str, max_position
         ({"num_attention_heads": None}, "num_attention_heads in config.json is missing"),
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) .* multiple of .* \(3\)"),
         ({"head_dim": 15}, "head_dim is 15"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor in config.json is 0.5"),
         ({"rope_scaling": {"type": "polar"}}, "'polar'; known are default, linear, dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "'linear' in config.json lack factor"),

@@ -15,7 +15,8 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.load import open_weights
-from remora.engine.weights.dequantise import FP4, unpack_mxfp4
+from remora.engine.weights.formats.kinds import E2M1, Float4Weight
+from remora.engine.weights.formats.mxfp4 import powers_of_two
 from tests.conftest import TinyCheckpoints
 
 
@@ -33,18 +34,23 @@ def read(path: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in source.read(source.shapes())}
 
 
+def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    kind = Float4Weight(values=blocks.flatten(-2), scales=powers_of_two(scales))
+    return kind.dequantised().transpose(1, 2)
+
+
 def test_four_bits_are_numbers_of_the_table_times_a_power_of_two() -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (2, 3, 2, 16), generator=generator, dtype=torch.uint8)
     scales = torch.randint(120, 134, (2, 3, 2), generator=generator, dtype=torch.uint8)
 
-    plain = unpack_mxfp4(blocks, scales, torch.float32)
+    plain = unpack_mxfp4(blocks, scales)
 
     assert plain.shape == (2, 64, 3)
     for expert, inner, output in [(0, 0, 0), (1, 33, 2), (0, 63, 1), (1, 14, 0)]:
         byte = int(blocks[expert, output, inner // 32, inner % 32 // 2])
         bits = byte & 15 if inner % 2 == 0 else byte >> 4
-        value = FP4[bits & 7] * (-1 if bits & 8 else 1)
+        value = E2M1[bits & 7] * (-1 if bits & 8 else 1)
         exponent = int(scales[expert, output, inner // 32]) - 127
         assert plain[expert, inner, output] == value * 2.0**exponent
 
@@ -60,7 +66,7 @@ def test_gpt_oss_of_four_bits_loads_as_its_plain_copy(
         blocks = torch.randint(0, 256, (number, outputs, inputs // 32, 16), dtype=torch.uint8)
         scales = torch.randint(120, 126, (number, outputs, inputs // 32), dtype=torch.uint8)
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        plain[name] = unpack_mxfp4(blocks, scales, torch.float32).contiguous()
+        plain[name] = unpack_mxfp4(blocks, scales).contiguous()
     of_few_bits = change(path, tmp_path / "packed", {"quant_method": "mxfp4"}, packed)
     unquantised = change(path, tmp_path / "plain", {}, plain)
 
@@ -94,11 +100,8 @@ def test_float8_in_blocks_loads_as_its_plain_copy(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "awq"}, "quantization_config of awq; only mxfp4"),
-        (
-            {"quant_method": "fp8", "weight_block_size": [64, 64]},
-            r"fp8 with weight_block_size \[64",
-        ),
+        ({"quant_method": "hqq"}, "quantization_config of hqq, which is not read; formats read"),
+        ({"quant_method": "fp8", "weight_block_size": 64}, "weight_block_size 64; expected two"),
     ],
 )
 def test_other_formats_are_refused(

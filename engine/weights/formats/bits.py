@@ -1,0 +1,50 @@
+"""Unpacks integers of 1 to 8 bits from words of 32 bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WORD_BITS = 32
+
+
+def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack a stream of integers, each from its lowest bit on; integers may cross words.
+
+    words:  [..., W] int32
+    count:  integers in a row
+    Returns [..., count] uint8. Raises ValueError if the words are none or too few.
+    """
+    if words.dtype != torch.int32:
+        raise ValueError(f"words are {str(words.dtype).removeprefix('torch.')}; expected int32")
+    if words.shape[-1] * WORD_BITS < count * bits:
+        raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
+    octets = words.contiguous().view(torch.uint8)
+    octets = torch.nn.functional.pad(octets, (0, -octets.shape[-1] % bits))
+    lanes = octets.reshape(*octets.shape[:-1], -1, bits)  # eight integers in `bits` bytes
+    joined = torch.zeros(lanes.shape[:-1], dtype=torch.int64)
+    for place in range(bits):
+        joined |= lanes[..., place].long() << 8 * place
+    values = torch.empty(*joined.shape, 8, dtype=torch.uint8)
+    for place in range(8):
+        values[..., place] = joined >> bits * place & (1 << bits) - 1
+    return values.flatten(-2)[..., :count]
+
+
+def unpack_spread(words: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack words that hold whole integers only; the highest bits of a word may be unused."""
+    each = WORD_BITS // bits
+    if words.shape[-1] * each < count:
+        raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
+    shifts = torch.arange(0, each * bits, bits, dtype=torch.int32)
+    values = words[..., None] >> shifts & (1 << bits) - 1
+    return values.to(torch.uint8).flatten(-2)[..., :count]
+
+
+def add_to_each(words: Tensor, bits: int) -> Tensor:
+    """Add 1 to every integer of words, as one sum of 32 bits: carries go to the next integer.
+
+    bits:  a divisor of 32
+    """
+    ones = sum(1 << shift for shift in range(0, WORD_BITS, bits))
+    return ((words.long() + ones) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
