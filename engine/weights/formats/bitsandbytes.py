@@ -74,6 +74,8 @@ def _four_bits(
             "nested_table": part(".nested_quant_map"),
         }
     outputs, inputs = state["size"]
+    runs = -(-outputs * inputs // state["run"])
+    inventory.expect(parts["scales"], (runs,), (runs, 1), why=f"for runs of {state['run']} weights")
     octets = -(-outputs * inputs // 2)
     inventory.expect(name, (octets, 1), (1, octets), why=f"for {outputs} x {inputs} weights")
     return StoredWeight(
@@ -118,5 +120,5 @@ FORMAT = Format(
     methods=("bitsandbytes",),
     find=find,
     kept=kept,
-    unused=re.compile(r".*\.weight_format"),
+    unused=re.compile(rf".*\.weight_format|{STATE.pattern}"),
 )
