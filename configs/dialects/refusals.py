@@ -17,7 +17,10 @@ _TIERS = not_yet("KV cache tiers beyond the device's memory", "engine.kv_memory 
 _MULTIMODAL = not_yet("images, video and audio")
 _RECURRENT = not_yet("models with recurrent state")
 _QUANTISED = not_yet(
-    "quantised checkpoints", "model.quantization quantises weights to int8 or int4 on a CPU"
+    "other formats for single layers", "model.quantization quantises weights on a CPU"
+)
+_MODELOPT = Refused(
+    "weights are not calibrated at start-up; export a ModelOpt checkpoint (FP8 or NVFP4) first"
 )
 _OFFLOAD = not_yet("weights in host memory")
 _SPARSE = Refused("not offered: sparse attention")
@@ -63,6 +66,10 @@ REFUSALS: Mapping[str, Rule] = {
     "attention.multimodal_backend": _MULTIMODAL,
     "mamba.": _RECURRENT,
     "quant.": _QUANTISED,
+    "quant.kv_scales_path": not_yet("8-bit KV cache"),
+    "quant.modelopt": _MODELOPT,
+    "quant.modelopt_restore_path": _MODELOPT,
+    "quant.modelopt_save_path": _MODELOPT,
     "kv_cache.dtype": not_yet("8-bit KV cache"),
     "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,

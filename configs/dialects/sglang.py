@@ -38,14 +38,36 @@ _LOAD_FORMATS = {
     "pt": "pt",
     "dummy": "dummy",
     "layered": "auto",
+    "bitsandbytes": "auto",
+}
+# Values of --quantization that say what the checkpoint is.
+_RECOGNISED = (
+    "awq",
+    "awq_marlin",
+    "gptq",
+    "gptq_marlin",
+    "moe_wna16",
+    "modelopt",
+    "modelopt_fp4",
+    "petit_nvfp4",
+    "w8a8_int8",
+    "mxfp4",
+)
+_ROUNDS = (
+    "leave it out for a checkpoint in this format, which is recognised; not yet: rounding other "
+    "weights so, and --torchao-config int8wo or int4wo-32 does on a CPU"
+)
+_NOT_ROUNDED = {
+    **dict.fromkeys(("fp8", "w8a8_fp8", "bitsandbytes"), _ROUNDS),
+    "marlin": "not offered: weights in the order of Marlin's kernels; use the GPTQ checkpoint",
+    "qoq": "not offered: weights in the order of QServe's kernels; use the original checkpoint",
+    "w4afp8": "not yet: int4 experts with 8-bit floats; use the original checkpoint",
 }
 _NOT_READ = {
     "npcache": "not offered: a cache of pickled weights; convert them to safetensors, which are "
     "memory-mapped",
     "sharded_state": "not offered: files per rank; with auto, each rank reads only its part of the "
     "files",
-    "bitsandbytes": "not offered: bitsandbytes' quantised weights; model.quantization quantises "
-    "the original ones at start-up",
     "remote": "weights are read from local files; mount the store or copy the directory",
     "remote_instance": "weights are read from files, not from another server",
 }
@@ -70,6 +92,7 @@ RULES: Mapping[str, Rule] = {
         hows={
             "auto": "does not fall back to pickled files; use pt for them",
             "layered": "every format is read tensor by tensor",
+            "bitsandbytes": "checkpoints of bitsandbytes are dequantised; others are not rounded",
         },
         refuse=_NOT_READ,
     ),
@@ -78,9 +101,9 @@ RULES: Mapping[str, Rule] = {
         key="model.load_format",
         table={"gguf": "gguf"},
         strict=True,
-        how="gguf files keep their format",
-        otherwise="not yet: quantised checkpoints; --torchao-config int8wo or int4wo-32 quantises "
-        "weights on a CPU",
+        how="dequantised on loading",
+        unset=dict.fromkeys(_RECOGNISED, "the checkpoint's format is recognised, and dequantised"),
+        refuse=_NOT_ROUNDED,
     ),
     "--torchao-config": values.TORCHAO,
     "--json-model-override-args": Sets(key="model.config_overrides"),

@@ -165,7 +165,7 @@ FAULTS = [
     sglang("--mem-fraction-static", "1.5", says=("--mem-fraction-static: engine.total_mem",)),
     sglang("--tp", "2", "--tensor-parallel-size", "4", says=("--tensor-parallel-size = '4'", "keep one")),
     sglang("--disable-cuda-graph", "--cuda-graph-max-bs", "8", says=("--disable-cuda-graph = true: refused", "keep one")),
-    sglang("--quantization", "awq", says=("--quantization = 'awq': refused: not yet: quantised",)),
+    sglang("--quantization", "fp8", says=("--quantization = 'fp8': refused: leave it out",)),
     sglang("--attention-backend", "trtllm_mha", says=("--attention-backend = 'trtllm_mha': refused: not", "flashinfer")),
     sglang("--decode-attention-backend", "flashmla", says=("--decode-attention-backend = 'flashmla': refused: not", "triton")),
     sglang("--schedule-policy", "lmp", says=("--schedule-policy = 'lmp': must be one of", "mean lpm?")),

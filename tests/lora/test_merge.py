@@ -19,6 +19,8 @@ from remora.lora.files import WEIGHTS
 from remora.lora.merge import merging
 from remora.lora.setup import configured
 from tests.conftest import TinyCheckpoints
+from tests.engine.weights.formats.checkpoints import quantise
+from tests.engine.weights.formats.writers import SAMPLES
 from tests.lora.adapters import ADAPTERS as SHARED
 from tests.lora.adapters import ENDS as SHARED_ENDS
 from tests.lora.adapters import greedy_ids, make_adapter, run_engine
@@ -98,6 +100,20 @@ def test_a_merged_model_is_quantised_as_a_whole(
 
     expected = generate(tmp_path / "merged", None, quantization="int8")
     assert generate(base, tmp_path / "adapter", quantization="int8") == expected
+
+
+def test_an_adapter_is_merged_into_the_numbers_of_a_quantised_checkpoint(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints("llama")
+    make_adapter(base, tmp_path / "adapter", **ADAPTERS["rank-8"])
+    torch.manual_seed(0)
+
+    quantised, plain = quantise(base, tmp_path, SAMPLES["gptq-act-order"])
+
+    expected = generate(plain, tmp_path / "adapter")
+    assert generate(plain, None) != expected
+    assert generate(quantised, tmp_path / "adapter") == expected
 
 
 def generate(base: Path, adapter: Path | None, **options: Any) -> list[int]:

@@ -142,7 +142,8 @@ def test_state_and_note_of_single_values(
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("--quantization", "awq", "not yet: quantised checkpoints; --torchao-config int8wo"),
+        ("--quantization", "fp8", "leave it out for a checkpoint in this format"),
+        ("--quantization", "qoq", "in the order of QServe's kernels"),
         ("--prompt-tokens-buckets", "tse 1000 2 5000", "COUNT 1 to 256"),
         ("--prompt-tokens-buckets", "tse 1000 2 inf", "COUNT 1 to 256"),
         ("--prompt-tokens-buckets", "tse 1000 0.5 8", "BASE above 1"),
