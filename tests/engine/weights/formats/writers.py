@@ -68,11 +68,11 @@ def numbers(
     dtype: torch.dtype = torch.float16,
 ) -> Numbers:
     num_groups, high = -(-inputs // size), 1 << bits
-    zeros = torch.randint(0, high, (outputs, num_groups)) if zero is None else None
-    if zeros is None:
-        zeros = torch.full((outputs, num_groups), zero)
-    else:
+    if zero is None:
+        zeros = torch.randint(0, high, (outputs, num_groups))
         zeros[0::2, 0], zeros[1::2, 0] = 0, high - 1
+    else:
+        zeros = torch.full((outputs, num_groups), zero)
     scales = (torch.randn(outputs, num_groups) * 0.02).to(dtype)
     scales[-1, -1] = 0.0
     return Numbers(
