@@ -21,8 +21,8 @@ from remora.kernels.dispatch import by_triton
 from remora.kernels.linear import linear
 from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.moe_weights import NO_BIASES, Biases, ExpertWeight, values_of
-from remora.kernels.quant_formats import BLOCK, GROUP, Fp8BlockWeight
-from remora.kernels.quantise import quantise_fp8_groups_reference
+from remora.kernels.quantised.quant_formats import BLOCK, GROUP, Fp8BlockWeight
+from remora.kernels.quantised.quantise import quantise_fp8_groups_reference
 
 
 def moe(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from remora.kernels.quant_formats import Fp8BlockWeight
+from remora.kernels.quantised.quant_formats import Fp8BlockWeight
 
 ExpertWeight = Tensor | Fp8BlockWeight
 Biases = tuple[Tensor | None, Tensor | None]  # of gate_up, of down

@@ -28,7 +28,7 @@ from remora.kernels.gpu.products import (
     table,
     tile_of,
 )
-from remora.kernels.quant_formats import MAX_HALF, Int4Weight
+from remora.kernels.quantised.quant_formats import MAX_HALF, Int4Weight
 
 # A block of inputs is a run of at most 128. 4-bit weights are small, so there are more stages.
 LAUNCHES = table(

@@ -1,4 +1,4 @@
-"""Triton kernels of `kernels/linear_quant.py` for int8 and float8 weights.
+"""Triton kernels of `kernels/quantised/linear_quant.py` for int8 and float8 weights.
 
 A separate launch quantises rows (`quantise.py`); then 8-bit tensor cores multiply them with the
 stored weights. GPUs without float8_e4m3fn products widen the weight in registers and do not
@@ -33,7 +33,7 @@ from remora.kernels.gpu.products import (
     tile_of,
 )
 from remora.kernels.gpu.quantise import quantise_groups, quantise_rows
-from remora.kernels.quant_formats import (
+from remora.kernels.quantised.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,

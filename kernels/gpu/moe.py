@@ -29,7 +29,7 @@ from remora.kernels.gpu.products import (
 from remora.kernels.gpu.quantise import quantise_groups
 from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.moe_weights import Biases, ExpertWeight, values_of
-from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
+from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
 
 # By rows of a block, for 16-bit elements; ups add as many columns as gates. Decode has few rows per
 # expert and is bound by reading weights: 16 KiB or more per stage. On Hopper three stages let a

@@ -1,4 +1,4 @@
-"""Triton kernels of `kernels/quantise.py`, with the same bits.
+"""Triton kernels of `kernels/quantised/quantise.py`, with the same bits.
 
 One program per row, held in registers if it fits, or per some groups of a row. float8 is computed
 with integer arithmetic, so that GPUs without its instructions support it and the interpreter rounds
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
+from remora.kernels.quantised.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
 
 MAX_BLOCK = 16384  # inputs a program holds: 64 in each thread of 8 warps
 GROUPS = 8  # of a program

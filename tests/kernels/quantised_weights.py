@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from remora.kernels.int4 import pack_int4
-from remora.kernels.quant_formats import (
+from remora.kernels.quantised.int4 import pack_int4
+from remora.kernels.quantised.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,

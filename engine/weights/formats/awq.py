@@ -15,9 +15,9 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.formats.bits import unpack_bits
-from remora.engine.weights.formats.kinds import IntWeight
 from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
-from remora.kernels.int4 import AWQ_ORDER
+from remora.kernels.quantised.int4 import AWQ_ORDER
+from remora.kernels.quantised.weight_kinds import IntWeight
 
 NIBBLES = 8  # in a word
 KNOWN_VERSIONS = ("gemm", "gemv")

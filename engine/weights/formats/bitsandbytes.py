@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.formats.kinds import IntWeight, TableWeight, WeightKind
 from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
+from remora.kernels.quantised.weight_kinds import IntWeight, TableWeight, WeightKind
 
 STATE = re.compile(r"(?P<name>.+)\.quant_state\.bitsandbytes__(?P<kind>nf4|fp4)")
 LARGEST_INT8 = 127.0

@@ -16,7 +16,6 @@ import torch
 from remora.configs.errors import ConfigError
 from remora.engine.weights.formats.bits import WORD_BITS, unpack_bits, unpack_spread
 from remora.engine.weights.formats.fp8 import scaled
-from remora.engine.weights.formats.kinds import Float4Weight, IntWeight
 from remora.engine.weights.formats.mxfp4 import powers_of_two
 from remora.engine.weights.formats.stored import (
     ACTIVATION_SCALES,
@@ -27,6 +26,7 @@ from remora.engine.weights.formats.stored import (
     StoredWeight,
     matches,
 )
+from remora.kernels.quantised.weight_kinds import Float4Weight, IntWeight
 
 NAME = "compressed-tensors"
 NO_SPARSITY = ("dense", "", None)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.formats.kinds import Float8Weight
 from remora.engine.weights.formats.stored import (
     ACTIVATION_SCALES,
     Format,
@@ -16,6 +15,7 @@ from remora.engine.weights.formats.stored import (
     Settings,
     StoredWeight,
 )
+from remora.kernels.quantised.weight_kinds import Float8Weight
 
 INVERSE, SCALE = "_scale_inv", "_scale"
 Block = tuple[int, int]

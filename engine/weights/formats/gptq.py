@@ -15,8 +15,8 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.engine.weights.formats.awq import group_size
 from remora.engine.weights.formats.bits import WORD_BITS, add_to_each, unpack_bits
-from remora.engine.weights.formats.kinds import IntWeight
 from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
+from remora.kernels.quantised.weight_kinds import IntWeight
 
 KNOWN_BITS = (2, 3, 4, 8)
 LAYOUTS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored less one

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.formats.fp8 import scaled
-from remora.engine.weights.formats.kinds import Float4Weight
 from remora.engine.weights.formats.stored import (
     ACTIVATION_SCALES,
     Format,
@@ -15,6 +14,7 @@ from remora.engine.weights.formats.stored import (
     Settings,
     StoredWeight,
 )
+from remora.kernels.quantised.weight_kinds import Float4Weight
 
 ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")
 SCALE, FACTOR = "_scale", "_scale_2"

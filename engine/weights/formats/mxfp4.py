@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from remora.engine.weights.formats.kinds import Float4Weight
 from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
+from remora.kernels.quantised.weight_kinds import Float4Weight
 
 BLOCKS, SCALES = "_blocks", "_scales"
 

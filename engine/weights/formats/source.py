@@ -14,9 +14,9 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.protocols import WeightSource
-from remora.engine.weights.formats.kinds import WeightKind
 from remora.engine.weights.formats.registry import format_of
 from remora.engine.weights.formats.stored import Inventory, Settings, StoredWeight, matches
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 MAX_LABELS = 3
 

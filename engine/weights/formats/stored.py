@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.protocols import WeightSource
-from remora.engine.weights.formats.kinds import WeightKind
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 Settings = Mapping[str, Any]
 Parts = Mapping[str, Tensor]

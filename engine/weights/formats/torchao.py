@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from remora.engine.weights.formats.fp8 import scaled
-from remora.engine.weights.formats.kinds import FP8_DTYPES, IntWeight, WeightKind
 from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
+from remora.kernels.quantised.weight_kinds import FP8_DTYPES, IntWeight, WeightKind
 
 DATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 

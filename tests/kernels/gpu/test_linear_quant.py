@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import remora.kernels.gpu.linear_quant as kernels
-from remora.kernels.linear_quant import linear_quant, linear_quant_reference
-from remora.kernels.quant_formats import QuantisedWeight
+from remora.kernels.quantised.linear_quant import linear_quant, linear_quant_reference
+from remora.kernels.quantised.quant_formats import QuantisedWeight
 from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned
 from tests.kernels.quantised_weights import MAKERS
 

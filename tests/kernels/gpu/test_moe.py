@@ -15,7 +15,7 @@ from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.moe import moe, moe_reference
 from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.moe_weights import ExpertWeight
-from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
+from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
 from tests.kernels.gpu.devices import (
     interpreted_only,
     on_gpu,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.kernels import quantise
 from remora.kernels.gpu.quantise import MAX_BLOCK
+from remora.kernels.quantised import quantise
 from tests.kernels.gpu.devices import interpreted_only
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.linear_invariant import linear_invariant
-from remora.kernels.linear_quant import linear_quant, linear_quant_reference
 from remora.kernels.moe import moe, moe_reference
 from remora.kernels.moe_routing import route, route_reference
 from remora.kernels.moe_rules import Routing
-from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight, Fp8Weight
+from remora.kernels.quantised.linear_quant import linear_quant, linear_quant_reference
+from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight, Fp8Weight
 from tests.benchmarks.gpu.timing import Call, KernelCase, Pairs
 from tests.kernels.quantised_weights import MAKERS, random_fp8, random_scales
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.load import open_weights
-from remora.engine.weights.formats.kinds import E2M1, Float4Weight
 from remora.engine.weights.formats.mxfp4 import powers_of_two
+from remora.kernels.quantised.weight_kinds import E2M1, Float4Weight
 from tests.conftest import TinyCheckpoints
 
 

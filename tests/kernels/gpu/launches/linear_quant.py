@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from remora.kernels.linear_quant import linear_quant
-from remora.kernels.quant_formats import (
+from remora.kernels.quantised.linear_quant import linear_quant
+from remora.kernels.quantised.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,
@@ -15,7 +15,7 @@ from remora.kernels.quant_formats import (
     Int8Weight,
     QuantisedWeight,
 )
-from remora.kernels.quantise import quantise_fp8, quantise_int8
+from remora.kernels.quantised.quantise import quantise_fp8, quantise_int8
 from tests.kernels.gpu.devices import empty
 
 INPUTS, OUTPUTS = 4096, 6144

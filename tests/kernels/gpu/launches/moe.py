@@ -12,7 +12,7 @@ from remora.kernels.moe import moe
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_rules import Gating, Routing
 from remora.kernels.moe_weights import ExpertWeight
-from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
+from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
 from tests.kernels.gpu.devices import empty
 
 EXPERTS, TOP_K, HIDDEN, INNER = 128, 8, 2048, 768

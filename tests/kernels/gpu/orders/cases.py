@@ -18,11 +18,11 @@ from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_d
 from remora.kernels.grammar_mask import mask_tokens_on_device
 from remora.kernels.kv_store import store_kv
 from remora.kernels.linear_invariant import linear_invariant
-from remora.kernels.linear_quant import linear_quant
 from remora.kernels.moe import moe
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_rules import Routing
 from remora.kernels.norm import add_rms_norm, rms_norm
+from remora.kernels.quantised.linear_quant import linear_quant
 from remora.kernels.rope import apply_rope
 from remora.kernels.rope_store import rotate_and_store
 from remora.kernels.sampling import add_at, penalize

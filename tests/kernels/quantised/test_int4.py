@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.kernels.int4 import from_awq, from_gptq, pack_int4
+from remora.kernels.quantised.int4 import from_awq, from_gptq, pack_int4
 
 # By hand, from the formats' definitions: which of eight outputs (AWQ) or inputs (GPTQ) a word's
 # digit counts, the lowest digit first.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remora.kernels.quant_formats import MAX_HALF, Int4Weight
+from remora.kernels.quantised.quant_formats import MAX_HALF, Int4Weight
 
 NIBBLES = 8  # per word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble of a word, from its lowest bits on

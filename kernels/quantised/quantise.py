@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
-from remora.kernels.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
+from remora.kernels.quantised.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
 
 
 def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:

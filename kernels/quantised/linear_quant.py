@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
-from remora.kernels.quant_formats import (
+from remora.kernels.quantised.quant_formats import (
     GROUP,
     Fp8BlockWeight,
     Fp8Weight,
@@ -26,7 +26,7 @@ from remora.kernels.quant_formats import (
     Int8Weight,
     QuantisedWeight,
 )
-from remora.kernels.quantise import (
+from remora.kernels.quantised.quantise import (
     quantise_fp8_groups_reference,
     quantise_fp8_reference,
     quantise_int8_reference,
