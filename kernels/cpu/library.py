@@ -6,7 +6,7 @@ Knows pointers and structures. Knows nothing of models or of how the library is 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -55,7 +55,7 @@ class Format(IntEnum):
     @property
     def is_grouped(self) -> bool:
         """Whether weights and activations are quantised in groups."""
-        return self in (Format.Q8, Format.Q4)
+        return self >= Format.Q8
 
     @property
     def of_rows(self) -> Format:
@@ -100,6 +100,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "instruction_set": (c_char_p, ()),
     "struct_size": (c_int, (c_int,)),
     "bf16_product": (c_char_p, ()),
+    "has_tiles": (c_bool, ()),
     "measure_rates": (None, (c_void_p,)),
     "padded_k": (c_int, (c_int, c_int)),
     "panel_bytes": (c_int64, (c_int, c_int)),

@@ -30,7 +30,7 @@ class PackedWeight:
     @property
     def num_panels(self) -> int:
         """Panels of 64 output columns."""
-        return -(-_padded_n(self.n, self.is_gated) // PANEL)
+        return -(-padded_n(self.n, self.is_gated) // PANEL)
 
     @property
     def out_columns(self) -> int:
@@ -73,8 +73,8 @@ def pack(
         n=n,
         k=k,
         is_gated=gated,
-        data=arena.take(-(-_padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k)),
-        bias=None if bias is None else _packed_bias(bias, gated),
+        data=arena.take(-(-padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k)),
+        bias=None if bias is None else packed_bias(bias, gated),
     )
     source = weight.contiguous()
     team.library.pack(
@@ -88,13 +88,14 @@ def pack(
     return packed
 
 
-def _padded_n(n: int, gated: bool) -> int:
+def padded_n(n: int, gated: bool) -> int:
+    """Return the columns of a packed weight, without the rest of the last panel."""
     return 2 * (-(-(n // 2) // LANES) * LANES) if gated else n
 
 
-def _packed_bias(bias: Tensor, gated: bool) -> Tensor:
+def packed_bias(bias: Tensor, gated: bool) -> Tensor:
     """Reorder a bias like the packed columns, padded with zeros to whole panels."""
-    padded = _padded_n(len(bias), gated)
+    padded = padded_n(len(bias), gated)
     values = bias.float()
     if gated:
         halves = torch.zeros(2, padded // 2)

@@ -89,6 +89,8 @@ int remora_struct_size(int number) {
   return (int)sizes[number];
 }
 
+// Whether packed weights have the layout for tile registers.
+bool remora_has_tiles() { return HAS_TILES; }
 int remora_padded_k(int format, int k) { return padded_k((Format)format, k); }
 int64_t remora_panel_bytes(int format, int k) { return panel_bytes((Format)format, k); }
 int remora_group_size(int format) { return group_size((Format)format); }

@@ -7,10 +7,10 @@
 
 namespace remora {
 
-// Q8 and Q4 are grouped (linear.h); the others are plain arrays of numbers.
+// From Q8 on, formats are grouped (grouped.h); the others are plain arrays of numbers.
 enum Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4 = 4 };
 
-inline bool is_grouped(Format format) { return format == Q8 || format == Q4; }
+inline bool is_grouped(Format format) { return format >= Q8; }
 
 // Of plain formats: bytes of a number, and number `index` of an array.
 inline int number_bytes(Format format) { return format == F32 ? 4 : 2; }

@@ -23,70 +23,35 @@ void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int p
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, acc);
 }
 
-// Reads Q8 groups: 16 steps of four k.
-struct GroupQ8 {
-  static constexpr int SIZE = 64, BYTES = 2 * PANEL + 64 * PANEL;
-
-  template <int MR, int N>
-  static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
-                         const int32_t* sums, int groups, rf (&total)[MR][N]) {
-    ri acc[MR][N];
+// totals[r][v] += the product of row r of a group with the columns at registers [at, at + N).
+template <class Group, int MR, int N>
+INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int stride,
+                      const float* scales, const int32_t* sums, int groups, rf (&total)[MR][N]) {
+  typedef typename Group::Codes Codes;
+  ri acc[MR][N];
+  UNROLL for (int r = 0; r < MR; r++)
+    UNROLL for (int v = 0; v < N; v++)
+      acc[r][v] = spread((U8_ZERO - Codes::ZERO) * sums[r * groups]);
+  const char* codes = Group::codes_of(panel, group) + at * REGISTER;
+  for (int step = 0; step < Group::SIZE / 4; step += Codes::WORDS, codes += PANEL * 4) {
+    ri column[N][Codes::WORDS];
+    UNROLL for (int v = 0; v < N; v++)
+      Codes::unpack(load<ri>(codes + v * REGISTER), column[v]);
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread((U8_ZERO - 128) * sums[r * groups]);
-    const char* data = w + 2 * PANEL + at * 64;
-    for (int step = 0; step < SIZE / 4; step++, data += PANEL * 4) {
-      ri column[N];
-      UNROLL for (int v = 0; v < N; v++) column[v] = load<ri>(data + v * REGISTER);
-      UNROLL for (int r = 0; r < MR; r++) {
-        const ri value = spread_word(x + (int64_t)r * stride + step * 4);
-        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+      UNROLL for (int word = 0; word < Codes::WORDS; word++) {
+        const ri value = spread_word(x + (int64_t)r * stride + (step + word) * 4);
+        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v][word], value);
       }
-    }
-    UNROLL for (int v = 0; v < N; v++) {
-      const rf scale = widen(load<ruh>(w + at * 32 + v * REGISTER / 2));
-      UNROLL for (int r = 0; r < MR; r++)
-        total[r][v] = fma(to_float(acc[r][v]) * scale, spread(scales[r * groups]), total[r][v]);
-    }
   }
-};
-
-// Reads Q4 groups: 4 steps of twice four k.
-struct GroupQ4 {
-  static constexpr int SIZE = 32, BYTES = 4 * PANEL + 16 * PANEL;
-
-  template <int MR, int N>
-  static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
-                         const int32_t* sums, int groups, rf (&total)[MR][N]) {
-    ri acc[MR][N];
+  const char* block = Group::block_of(panel, group);
+  UNROLL for (int v = 0; v < N; v++) {
+    const typename Group::Scales::template Of<rf> of_columns(block, group % Group::GROUPS,
+                                                             (at + v) * REGISTER_LANES);
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread(U8_ZERO * sums[r * groups]);
-    const char* data = w + 4 * PANEL + at * 64;
-    for (int step = 0; step < SIZE / 8; step++, data += PANEL * 4) {
-      ri low[N], high[N];
-      UNROLL for (int v = 0; v < N; v++) {
-        const ri both = load<ri>(data + v * REGISTER);
-        low[v] = both & 0x0f0f0f0f;
-        high[v] = (both >> 4) & 0x0f0f0f0f;
-      }
-      UNROLL for (int r = 0; r < MR; r++) {
-        const int8_t* from = x + (int64_t)r * stride + step * 8;
-        const ri first = spread_word(from), second = spread_word(from + 4);
-        UNROLL for (int v = 0; v < N; v++) {
-          acc[r][v] = dot_u8s8(acc[r][v], low[v], first);
-          acc[r][v] = dot_u8s8(acc[r][v], high[v], second);
-        }
-      }
-    }
-    UNROLL for (int v = 0; v < N; v++) {
-      const char* scales_at = w + at * 32 + v * REGISTER / 2;
-      const rf scale = widen(load<ruh>(scales_at)), least = widen(load<ruh>(scales_at + 2 * PANEL));
-      UNROLL for (int r = 0; r < MR; r++) {
-        const rf group = fma(to_float(acc[r][v]), scale, least * (float)sums[r * groups]);
-        total[r][v] = fma(group, spread(scales[r * groups]), total[r][v]);
-      }
-    }
+      total[r][v] = fma(of_columns.scaled(to_float(acc[r][v]), (float)sums[r * groups]),
+                        spread(scales[r * groups]), total[r][v]);
   }
-};
+}
 
 template <class Group, int MR, int NV>
 void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel,
@@ -99,8 +64,8 @@ void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
   rf acc[MR][NV * PARTS] = {};
   for (int group = 0; group < used; group++)
-    Group::add(w + group * (int64_t)Group::BYTES, vector, rows + group * Group::SIZE, x.stride,
-               scales + group, sums + group, groups, acc);
+    add_group<Group>(w, group, vector * PARTS, rows + group * Group::SIZE, x.stride,
+                     scales + group, sums + group, groups, acc);
   vf total[MR][NV];
   to_vectors<MR, NV>(acc, total);
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
@@ -166,8 +131,10 @@ void multiply_panel(const Weight& weight, const Rows& x, const Output& out, cons
     case F32: return multiply_plain<StepF32>(weight, x, to, columns, first, last);
     case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
     case F16: return multiply_plain<StepF16>(weight, x, to, columns, first, last);
-    case Q8: return multiply_grouped<GroupQ8>(weight, x, to, columns, first, last);
-    case Q4: return multiply_grouped<GroupQ4>(weight, x, to, columns, first, last);
+    default:
+      return with_grouped(weight.format, [&](auto grouped) {
+        multiply_grouped<decltype(grouped)>(weight, x, to, columns, first, last);
+      });
   }
 }
 

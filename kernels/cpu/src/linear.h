@@ -11,7 +11,8 @@
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
-// Q8 and Q4 quantise activations as well, per row and group of the same size: x = scale * s.
+// Grouped formats (grouped.h; pack.cpp rounds to Q8 and Q4) quantise activations as
+// well, per row and group of k: x = scale * s.
 //
 // With tile registers, the values of 16 columns that one tile holds are adjacent, and so are the tiles
 // of 32 columns that a product of 16 bits reads together:
@@ -21,23 +22,29 @@
 #pragma once
 
 #include "activation.h"
-#include "format.h"
+#include "grouped.h"
 #include "low_rank.h"
-#include "tile.h"
 
 namespace remora {
-
-constexpr int PANEL = 64;
-constexpr int PANEL_VECTORS = PANEL / LANES;
 
 // Whether products with a weight of this format use tile registers.
 inline bool uses_tiles(Format format) { return HAS_TILES && (format == BF16 || is_grouped(format)); }
 
-inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
+// k of a group of activations.
+inline int group_size(Format format) {
+  return with_grouped(format, [](auto grouped) { return decltype(grouped)::SIZE; });
+}
 
-// k padded to whole steps or groups; padding of activations is 0.
+// k of the smallest piece that a panel is made of.
+inline int unit_of_k(Format format) {
+  if (is_grouped(format))
+    return with_grouped(format, [](auto grouped) { return decltype(grouped)::BLOCK; });
+  return format != BF16 ? 1 : HAS_TILES ? 32 : 2;
+}
+
+// k padded to whole units; padding of activations is 0.
 inline int padded_k(Format format, int k) {
-  const int unit = is_grouped(format) ? group_size(format) : format != BF16 ? 1 : HAS_TILES ? 32 : 2;
+  const int unit = unit_of_k(format);
   return (k + unit - 1) / unit * unit;
 }
 
@@ -47,8 +54,10 @@ inline int64_t panel_bytes(Format format, int k) {
     case F32: return kp * PANEL * 4;
     case BF16: return kp * PANEL * 2;
     case F16: return kp * PANEL * 2;
-    case Q8: return kp * PANEL + kp / 64 * PANEL * 2;
-    default: return kp * PANEL / 2 + kp / 32 * PANEL * 4;
+    default:
+      return with_grouped(format, [&](auto grouped) {
+        return kp / decltype(grouped)::BLOCK * decltype(grouped)::BYTES;
+      });
   }
 }
 
@@ -108,7 +117,7 @@ uint64_t new_stage();
 // Fewest vectors of columns for `multiply_panel`. Updates need whole register tiles; tile registers
 // take the vectors that are adjacent.
 inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates) {
-  if (HAS_TILES && (format == Q8 || format == Q4)) return PANEL_VECTORS;
+  if (HAS_TILES && is_grouped(format)) return PANEL_VECTORS;
   if (has_updates) return TILE_VECTORS;
   return epilogue == GATED || (HAS_TILES && format == BF16) ? 2 : 1;
 }

@@ -20,7 +20,7 @@ class PackedRows {
   void pack(const Rows& x, Format format, int k, int first, int last, uint64_t stage) {
     if (stage == stage_ && x.values == values_ && first == first_ && last == last_) return;
     stage_ = stage, values_ = x.values, first_ = first, last_ = last;
-    depth_ = format == Q4 ? TILE_ROW_BYTES / 2 : TILE_ROW_BYTES;
+    depth_ = is_grouped(format) ? group_size(format) : TILE_ROW_BYTES;
     const int item = format == BF16 ? 2 : 1, row_bytes = k * item;
     num_tiles_ = ceil_div(row_bytes, depth_);
     data_.reserve((size_t)num_blocks() * num_tiles_ * tile_bytes());
@@ -253,46 +253,6 @@ void multiply_bf16(const Weight& weight, const Finish& finish, int first) {
   }
 }
 
-// 16 columns of a group: their scales, and their values as a tile.
-struct GroupQ8 {
-  static constexpr int SIZE = 64, BYTES = 2 * PANEL + 64 * PANEL;
-  vf scale;
-
-  GroupQ8(const char* group, int vector) : scale(widen(load<vuh>(group + vector * 32))) {}
-  INLINE vf scaled(vf dot, float) const { return dot * scale; }
-
-  struct Columns {
-    const char* at;
-    INLINE void take(const char* group, int vector) {
-      at = group + 2 * PANEL + vector * TILE_BYTES;
-    }
-    const char* data() const { return at; }
-  };
-};
-
-struct GroupQ4 {
-  static constexpr int SIZE = 32, BYTES = 4 * PANEL + 16 * PANEL;
-  vf scale, least;
-
-  GroupQ4(const char* group, int vector)
-      : scale(widen(load<vuh>(group + vector * 32))),
-        least(widen(load<vuh>(group + vector * 32 + 2 * PANEL))) {}
-  INLINE vf scaled(vf dot, float sum) const { return fma(dot, scale, least * sum); }
-
-  struct Columns {
-    alignas(64) char bytes[TILE_BYTES / 2];
-    INLINE void take(const char* group, int vector) {
-      const char* from = group + 4 * PANEL + vector * TILE_BYTES / 4;
-      UNROLL for (int step = 0; step < 4; step++) {
-        const vi both = load<vi>(from + step * 64);
-        store(bytes + step * 128, both & 0x0f0f0f0f);
-        store(bytes + step * 128 + 64, (both >> 4) & 0x0f0f0f0f);
-      }
-    }
-    const char* data() const { return bytes; }
-  };
-};
-
 // Sums of BLOCKS blocks of rows, of which the first MR rows count, with four or two vectors of columns:
 // four tiles. The sums of one group are added while tiles multiply the next one.
 template <class Group, int BLOCKS, int MR>
@@ -332,11 +292,10 @@ class GroupedProduct {
   }
 
  private:
-  const char* group_at(int group) const { return panel_ + group * (int64_t)Group::BYTES; }
-
   INLINE void take(int group) {
-    UNROLL for (int v = 0; v < VECTORS; v++)
-      columns_[group % 2][v].take(group_at(group), vector_ + v);
+    constexpr int OF_VECTOR = Group::GROUP_BYTES / PANEL_VECTORS;
+    const char* codes = Group::codes_of(panel_, group) + vector_ * OF_VECTOR;
+    UNROLL for (int v = 0; v < VECTORS; v++) columns_[group % 2][v].take(codes + v * OF_VECTOR);
   }
 
   INLINE void load_operands(const char* x, int group) {
@@ -354,12 +313,14 @@ class GroupedProduct {
   }
 
   INLINE void add(int group, int tile) {
-    const int block = tile / VECTORS, vector = vector_ + tile % VECTORS;
-    const Group columns(group_at(group), vector);
+    const int block = tile / VECTORS, column = (vector_ + tile % VECTORS) * LANES;
+    const typename Group::Scales::template Of<vf> of_columns(
+        Group::block_of(panel_, group), group % Group::GROUPS, column);
     const float* scales = rows_.scales(block_ + block, group);
-    float* sums = sums_ + block * TILE_SIDE * PANEL + vector * LANES;
+    float* sums = sums_ + block * TILE_SIDE * PANEL + column;
     UNROLL for (int r = 0; r < MR; r++, sums += PANEL) {
-      const vf product = columns.scaled(to_float(load<vi>(dots_[tile][r])), scales[TILE_SIDE + r]);
+      const vf dot = to_float(load<vi>(dots_[tile][r]));
+      const vf product = of_columns.scaled(dot, scales[TILE_SIDE + r]);
       store(sums, fma(product, splat(scales[r]), load<vf>(sums)));
     }
   }
@@ -368,7 +329,7 @@ class GroupedProduct {
   const PackedRows& rows_;
   const int block_, vector_;
   float* sums_;
-  typename Group::Columns columns_[2][VECTORS];
+  typename Group::Codes::template Tile<Group::SIZE> columns_[2][VECTORS];
   alignas(64) int32_t dots_[4][TILE_SIDE][LANES] = {};
 };
 
@@ -378,8 +339,8 @@ void add_groups(const char* w, float* sums) {
   const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
   TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
-  Prefetch ahead{w + rows.num_tiles() * (int64_t)Group::BYTES,
-                 ceil_div(Group::BYTES / 64, num_blocks)};
+  Prefetch ahead{Group::block_of(w, rows.num_tiles()),
+                 ceil_div(Group::BYTES / Group::GROUPS / 64, num_blocks)};
   for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
     for (int block = 0; block + 1 < num_blocks; block += 2)
       GroupedProduct<Group, 2, 16>(w, rows, block, vector, sums + block * BLOCK_SUMS).run(ahead);
@@ -422,8 +383,10 @@ void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
   if (finish.updates) arrange_shrunk(*finish.updates, first, last, stage);
   switch (weight.format) {
     case BF16: return multiply_bf16(weight, finish, first);
-    case Q8: return multiply_grouped<GroupQ8>(weight, finish, first);
-    default: return multiply_grouped<GroupQ4>(weight, finish, first);
+    default:
+      return with_grouped(weight.format, [&](auto grouped) {
+        multiply_grouped<decltype(grouped)>(weight, finish, first);
+      });
   }
 }
 

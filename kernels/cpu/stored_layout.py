@@ -1,0 +1,153 @@
+"""Arranges quantised weights in the panels of native products; codes and scales stay as stored.
+
+`src/grouped.h` describes the layouts. Each native format that stores a kind exactly has an entry in
+`_LAYOUTS`. Knows kinds of weights; knows no checkpoints and no rounding, which is `pack.cpp`'s.
+
+Legend: C columns of whole panels, k inputs padded to whole blocks, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.library import LANES, PANEL, Format, Library, Team
+from remora.kernels.cpu.packing import PackedWeight, packed_bias, padded_n
+from remora.kernels.memory import Arena
+from remora.kernels.quantised.weight_kinds import IntWeight, WeightKind
+
+COLUMNS_AT_ONCE = 16 * PANEL  # arranged at a time, so that temporaries are small
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a native format stores a kind.
+
+    holds:    whether the format stores this weight exactly
+    arrange:  returns the blocks [panels, blocks, bytes] uint8 of the weight's rows [C], of which
+              -1 is padding
+    """
+
+    holds: Callable[[WeightKind], bool]
+    arrange: Callable[[WeightKind, Tensor, Library], Tensor]
+
+
+def native_format(kind: WeightKind) -> Format | None:
+    """Return the native format that stores a weight exactly; None if there is none."""
+    return next((format for format, layout in _LAYOUTS.items() if layout.holds(kind)), None)
+
+
+def pack_stored(
+    team: Team, kind: WeightKind, bias: Tensor | None, arena: Arena, *, gated: bool = False
+) -> PackedWeight:
+    """Pack a weight [n, k] that has a `native_format`.
+
+    bias:   [n] or None
+    arena:  allocator of the packed weight's memory
+    gated:  the first n / 2 rows are gates, the others ups
+    """
+    format = native_format(kind)
+    if format is None:
+        raise ValueError(f"no native format stores {type(kind).__name__} {list(kind.shape)}")
+    n, k = kind.shape
+    num_panels = -(-padded_n(n, gated) // PANEL)
+    packed = PackedWeight(
+        format=format,
+        n=n,
+        k=k,
+        is_gated=gated,
+        data=arena.take(num_panels * team.library.panel_bytes(format, k)),
+        bias=None if bias is None else packed_bias(bias, gated),
+    )
+    panels = packed.data.view(num_panels, -1)
+    rows = _rows_of_columns(n, num_panels, gated)
+    step = COLUMNS_AT_ONCE // PANEL
+    for first in range(0, num_panels, step):
+        some = rows[first * PANEL : (first + step) * PANEL]
+        blocks = _LAYOUTS[format].arrange(kind, some, team.library)
+        panels[first : first + step] = blocks.flatten(1)
+    return packed
+
+
+def _rows_of_columns(n: int, num_panels: int, gated: bool) -> Tensor:
+    """Return the row of the weight in each packed column; -1 = none."""
+    columns = torch.arange(num_panels * PANEL)
+    if not gated:
+        return torch.where(columns < n, columns, -1)
+    within = columns // (2 * LANES) * LANES + columns % LANES
+    rows = within + columns // LANES % 2 * (n // 2)
+    return torch.where(within < n // 2, rows, -1)
+
+
+def group_size(kind: IntWeight) -> int:
+    """Return how many consecutive inputs share a scale; 0 if they are not in order."""
+    size = int((kind.groups == kind.groups[0]).sum())
+    expected = torch.arange(len(kind.groups)) // size
+    return size if torch.equal(kind.groups, expected) else 0
+
+
+def take(values: Tensor, rows: Tensor, *, width: int, padding: int | float = 0) -> Tensor:
+    """Return `rows` of values [n, w] as [C, width]; `padding` for row -1 and further columns."""
+    taken = values.new_full((len(rows), width), padding)
+    taken[:, : values.shape[1]] = values[rows.clamp_min(0)]
+    taken[rows < 0] = padding
+    return taken
+
+
+def scale_blocks(scales: Tensor) -> Tensor:
+    """Arrange numbers [C, blocks] as bytes [panels, blocks, bytes of 64 numbers]."""
+    by_panel = scales.view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()
+    return by_panel.view(torch.uint8)
+
+
+def byte_codes(codes: Tensor, group: int, library: Library) -> Tensor:
+    """Arrange codes [C, k], a byte each, as [panels, groups, bytes]."""
+    return _words(codes.view(len(codes), -1, group // 4, 4), library)
+
+
+def nibble_codes(codes: Tensor, group: int, library: Library) -> Tensor:
+    """Arrange codes [C, k] below 16 as [panels, groups, bytes], two a byte."""
+    pairs = codes.view(len(codes), -1, group // 8, 2, 4)
+    return _words(pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4, library)
+
+
+def _words(words: Tensor, library: Library) -> Tensor:
+    """Arrange words [C, G, steps of k, 4] uint8 as [panels, G, bytes]."""
+    _, groups, steps, _ = words.shape
+    vectors = words.reshape(-1, PANEL // LANES, LANES, groups, steps, 4)
+    if library.has_tiles():
+        return vectors.permute(0, 3, 1, 4, 2, 5).flatten(2)
+    return vectors.permute(0, 3, 4, 1, 2, 5).flatten(2)
+
+
+def _is_q8(kind: WeightKind) -> bool:
+    return (
+        isinstance(kind, IntWeight)
+        and kind.bits == 8
+        and kind.scales.dtype == torch.bfloat16
+        and group_size(kind) == 64
+        and _is_symmetric(kind)
+    )
+
+
+def _is_symmetric(kind: IntWeight) -> bool:
+    """Whether codes stand for -2^(bits - 1) to 2^(bits - 1) - 1."""
+    if kind.codes.dtype == torch.int8:
+        return kind.zeros is None
+    return kind.zeros is not None and bool((kind.zeros == 1 << (kind.bits - 1)).all())
+
+
+def _q8_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+    assert isinstance(kind, IntWeight)
+    codes = kind.codes.view(torch.uint8)
+    from_128 = codes if kind.codes.dtype == torch.uint8 else codes ^ 128
+    padded = take(from_128, rows, width=-(-kind.shape[1] // 64) * 64, padding=128)
+    stored = padded ^ 128 if library.has_tiles() else padded
+    scales = take(kind.scales, rows, width=kind.scales.shape[1])
+    return torch.cat((scale_blocks(scales), byte_codes(stored, 64, library)), dim=2)
+
+
+_LAYOUTS = {Format.Q8: Layout(_is_q8, _q8_blocks)}

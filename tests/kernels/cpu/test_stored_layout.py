@@ -1,0 +1,96 @@
+"""Products with weights whose codes and scales are those of a checkpoint.
+
+Every kind that a native format stores is tried: add it to KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.library import Epilogue, Format, Team
+from remora.kernels.cpu.stored_layout import native_format, pack_stored
+from remora.kernels.memory import Arena
+from remora.kernels.quantised.weight_kinds import IntWeight, WeightKind
+from tests.kernels.cpu.products import check_product, make_rows, multiply, read_rows
+
+EPS = 2.0**-24
+
+
+def symmetric_bytes(n: int, k: int, *, unsigned: bool = False) -> WeightKind:
+    codes = torch.randint(-128, 128, (n, k))
+    groups = torch.arange(k) // 64
+    scales = torch.randn(n, -(-k // 64)).bfloat16()
+    if unsigned:
+        return IntWeight(
+            codes=(codes + 128).to(torch.uint8),
+            scales=scales,
+            zeros=torch.full_like(scales, 128).int(),
+            groups=groups,
+            bits=8,
+        )
+    return IntWeight(codes=codes.to(torch.int8), scales=scales, groups=groups, bits=8)
+
+
+KINDS: dict[str, tuple[Format, Callable[[int, int], WeightKind]]] = {
+    "int8": (Format.Q8, symmetric_bytes),
+    "uint8": (Format.Q8, lambda n, k: symmetric_bytes(n, k, unsigned=True)),
+}
+
+
+def product_of(rows: Tensor, kind: WeightKind) -> tuple[Tensor, Tensor]:
+    """Return the exact product with the rows as read, and the largest error of float32 sums."""
+    weight = kind.dequantised().double()
+    exact = rows @ weight.T
+    # Codes may be far from zero compared with what they stand for.
+    bound = (rows.abs() @ weight.abs().T + rows.abs().sum(1, keepdim=True) * weight.abs().max()) * (
+        EPS * (rows.shape[1] // 32 + 8)
+    )
+    return exact, bound
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.GATED])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 200), (2, 70), (130, 576)])
+@pytest.mark.parametrize("name", KINDS)
+def test_products_are_those_of_the_dequantised_weight(
+    each_team: Team, name: str, n: int, k: int, epilogue: Epilogue
+) -> None:
+    format, make = KINDS[name]
+    kind = make(n, k)
+    bias = torch.randn(n)
+    is_gated = epilogue is Epilogue.GATED
+
+    weight = pack_stored(each_team, kind, bias, Arena(segment_bytes=0), gated=is_gated)
+
+    assert weight.format is format
+    for count in (1, 3, 33):
+        rows = make_rows(each_team, format, torch.randn(count, k))
+        exact, bound = product_of(read_rows(rows, k), kind)
+        out = multiply(each_team, rows, weight, epilogue=epilogue)
+        check_product(out, exact + bias.double(), bound + EPS * bias.abs(), epilogue)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_has_the_same_bits_in_every_company(each_team: Team, name: str) -> None:
+    format, make = KINDS[name]
+    weight = pack_stored(each_team, make(192, 320), None, Arena(segment_bytes=0))
+    x = torch.randn(70, 320)
+
+    together = multiply(each_team, make_rows(each_team, format, x), weight)
+
+    for row in (0, 17, 69):
+        alone = multiply(each_team, make_rows(each_team, format, x[row : row + 1]), weight)
+        assert torch.equal(together[row], alone[0])
+
+
+def test_kinds_without_a_native_format_have_none() -> None:
+    kind = symmetric_bytes(8, 64)
+    assert isinstance(kind, IntWeight)
+    shuffled = IntWeight(
+        codes=kind.codes, scales=kind.scales.float(), groups=kind.groups, bits=kind.bits
+    )
+
+    assert native_format(shuffled) is None
