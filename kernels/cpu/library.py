@@ -41,6 +41,9 @@ class Format(IntEnum):
     F16 = 2
     Q8 = 3
     Q4 = 4
+    Q4_K = 32
+    Q5_K = 33
+    Q6_K = 34
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
@@ -60,7 +63,7 @@ class Format(IntEnum):
     @property
     def of_rows(self) -> Format:
         """Format of the rows that a weight of this format is multiplied with."""
-        return Format.F32 if self is Format.F16 else self
+        return _ROWS.get(self, self)
 
 
 _FORMATS = {
@@ -68,6 +71,8 @@ _FORMATS = {
     torch.bfloat16: Format.BF16,
     torch.float16: Format.F16,
 }
+# Formats of a weight and of its rows, where they differ. int8 rows differ in the size of their groups.
+_ROWS = {Format.F16: Format.F32, Format.Q4_K: Format.Q4, Format.Q5_K: Format.Q4}
 
 
 class Epilogue(IntEnum):

@@ -17,6 +17,7 @@ from torch import Tensor
 from remora.kernels.cpu.library import LANES, PANEL, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, packed_bias, padded_n
 from remora.kernels.memory import Arena
+from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
 from remora.kernels.quantised.weight_kinds import IntWeight, WeightKind
 
 COLUMNS_AT_ONCE = 16 * PANEL  # arranged at a time, so that temporaries are small
@@ -114,6 +115,23 @@ def nibble_codes(codes: Tensor, group: int, library: Library) -> Tensor:
     return _words(pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4, library)
 
 
+def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library) -> Tensor:
+    """Arrange codes [C, k] as [panels, groups, bytes] in planes of some bits each, the lowest first.
+
+    A word of a plane of b bits holds 8 / b steps of k; the words of all planes that have the same
+    steps follow each other.
+    """
+    steps = 8 // min(widths)
+    units = codes.view(len(codes), -1, group // (4 * steps), steps, 4)
+    words, shift = [], 0
+    for bits in widths:
+        digits = (units >> shift & (1 << bits) - 1).unflatten(3, (-1, 8 // bits))
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+        words.append((digits << shifts).sum(4, dtype=torch.uint8))
+        shift += bits
+    return _words(torch.cat(words, dim=3).flatten(2, 3), library)
+
+
 def _words(words: Tensor, library: Library) -> Tensor:
     """Arrange words [C, G, steps of k, 4] uint8 as [panels, G, bytes]."""
     _, groups, steps, _ = words.shape
@@ -150,4 +168,36 @@ def _q8_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
     return torch.cat((scale_blocks(scales), byte_codes(stored, 64, library)), dim=2)
 
 
-_LAYOUTS = {Format.Q8: Layout(_is_q8, _q8_blocks)}
+def _of_blocks(type_name: str, *widths: int) -> Layout:
+    """Lay out blocks of GGUF, the bits of a code in planes of these widths."""
+    type = BLOCK_TYPES[type_name]
+
+    def holds(kind: WeightKind) -> bool:
+        return isinstance(kind, BlockWeight) and kind.type == type_name
+
+    def arrange(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+        assert isinstance(kind, BlockWeight)
+        blocks = take(kind.blocks, rows, width=kind.blocks.shape[1])
+        parts = BlockWeight(blocks=blocks, type=type_name, size=(len(rows), kind.size[1])).split()
+        codes = planes(parts.codes, type.group, widths, library)
+        panels, num_blocks = len(codes), kind.size[1] // type.size
+        levels = [_levels(level) for level in parts.levels]
+        by_block = [scale_blocks(number) for number in parts.numbers]
+        if levels:
+            by_block.append(torch.cat(levels, dim=2).view(panels, num_blocks, -1))
+        return torch.cat((*by_block, codes.view(panels, num_blocks, -1)), dim=2)
+
+    return Layout(holds, arrange)
+
+
+def _levels(levels: Tensor) -> Tensor:
+    """Arrange bytes [C, G] as [panels, G, 64]."""
+    return levels.view(torch.uint8).view(-1, PANEL, levels.shape[1]).transpose(1, 2)
+
+
+_LAYOUTS = {
+    Format.Q8: Layout(_is_q8, _q8_blocks),
+    Format.Q4_K: _of_blocks("Q4_K", 4),
+    Format.Q5_K: _of_blocks("Q5_K", 4, 1),
+    Format.Q6_K: _of_blocks("Q6_K", 4, 2),
+}

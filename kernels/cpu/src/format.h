@@ -7,8 +7,18 @@
 
 namespace remora {
 
-// From Q8 on, formats are grouped (grouped.h); the others are plain arrays of numbers.
-enum Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4 = 4 };
+// From Q8 on, formats are grouped (grouped.h); the others are plain arrays of numbers. From 32 on, they
+// hold blocks of GGUF of the same name.
+enum Format : int {
+  F32 = 0,
+  BF16 = 1,
+  F16 = 2,
+  Q8 = 3,
+  Q4 = 4,
+  Q4_K = 32,
+  Q5_K = 33,
+  Q6_K = 34,
+};
 
 inline bool is_grouped(Format format) { return format >= Q8; }
 

@@ -6,8 +6,8 @@
 //
 //   sum over groups of  scaled(sum of code * row code, sum of row codes) * scale of the row
 //
-// Codes say how the whole numbers of 16 columns are stored, and are read by vectors (four k of each
-// column at a time) or as a tile. Scales are read by vectors of either width, V. A new format is an
+// Codes say how the whole numbers of columns are stored, and are read by vectors or as a tile of 16
+// columns. Scales are read by vectors of either width, V. A new format is an
 // alias below, a case of `with_grouped`, a member of Format, and its arrangement in
 // `kernels/cpu/stored_layout.py`, unless pack.cpp rounds to it.
 #pragma once
@@ -39,45 +39,89 @@ INLINE V bf16_scales(const char* from) {
   return widen(load<typename HalfOf<V>::type>(from));
 }
 
+template <class V>
+INLINE V f16_scales(const char* from) {
+  return widen_f16(load<typename HalfOf<V>::type>(from));
+}
+
+// Codes
+//
+// A step is four k of each column. Codes of STEPS steps consist of WORDS words of 32 bits for each
+// column: byte i of every word belongs to k = i of each step. `step` returns the codes of one step as
+// u8; `word` loads a word of all columns. A code stands for its difference from ZERO.
+
 // One byte a code. By vectors they are u8 with 128 for zero, in tiles s8.
 struct Bytes {
-  static constexpr int PER_BYTE = 1, ZERO = HAS_TILES ? 0 : 128;
-  static constexpr int WORDS = 1;  // 32-bit words of codes in a word of memory
+  static constexpr int STEPS = 1, WORDS = 1, ZERO = HAS_TILES ? 0 : 128;
 
-  static INLINE void unpack(ri stored, ri (&codes)[WORDS]) { codes[0] = stored; }
-
-  // The tile of 16 columns whose codes are stored at `from`.
-  template <int SIZE>
-  struct Tile {
-    const char* at;
-    INLINE void take(const char* from) { at = from; }
-    const char* data() const { return at; }
-  };
-};
-
-// Two codes a byte: of eight k, the low bits hold the first four and the high bits the others.
-struct Nibbles {
-  static constexpr int PER_BYTE = 2, ZERO = 0;
-  static constexpr int WORDS = 2;
-
-  static INLINE void unpack(ri stored, ri (&codes)[WORDS]) {
-    codes[0] = stored & 0x0f0f0f0f;
-    codes[1] = (stored >> 4) & 0x0f0f0f0f;
+  template <class Word>
+  static INLINE auto step(int, Word&& word) {
+    return word(0);
   }
-
-  template <int SIZE>
-  struct Tile {
-    alignas(64) char bytes[SIZE * LANES];
-    INLINE void take(const char* from) {
-      UNROLL for (int at = 0; at < SIZE * LANES; at += 128) {
-        const vi both = load<vi>(from + at / 2);
-        store(bytes + at, both & 0x0f0f0f0f);
-        store(bytes + at + 64, (both >> 4) & 0x0f0f0f0f);
-      }
-    }
-    const char* data() const { return bytes; }
-  };
 };
+
+template <class Word>
+INLINE auto nibbles(int step, Word&& word) {
+  const auto both = word(step / 2);
+  return (step % 2 ? both >> 4 : both) & 0x0f0f0f0f;
+}
+
+// Two codes a byte: the low bits are those of the first step.
+struct Nibbles {
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = 0;
+
+  template <class Word>
+  static INLINE auto step(int step, Word&& word) {
+    return nibbles(step, word);
+  }
+};
+
+// Nibbles, then the fifth bits: bit s of a byte is that of step s.
+template <int ZERO_>
+struct FiveBits {
+  static constexpr int STEPS = 8, WORDS = 5, ZERO = ZERO_;
+
+  template <class Word>
+  static INLINE auto step(int step, Word&& word) {
+    const auto bits = word(4);
+    return nibbles(step, word) | ((step < 4 ? bits << (4 - step) : bits >> (step - 4)) & 0x10101010);
+  }
+};
+
+// Nibbles, then the upper two bits: bits 2 s and 2 s + 1 of a byte are those of step s.
+struct SixBits {
+  static constexpr int STEPS = 4, WORDS = 3, ZERO = 32;
+
+  template <class Word>
+  static INLINE auto step(int step, Word&& word) {
+    const auto bits = word(2);
+    return nibbles(step, word) |
+           ((step < 2 ? bits << (4 - 2 * step) : bits >> (2 * step - 4)) & 0x30303030);
+  }
+};
+
+// The tile of 16 columns whose codes are stored at some address.
+struct StoredTile {
+  const char* at;
+  INLINE void take(const char* from) { at = from; }
+  const char* data() const { return at; }
+};
+
+template <class Codes, int SIZE>
+struct UnpackedTile {
+  alignas(64) char bytes[SIZE * LANES];
+
+  INLINE void take(const char* from) {
+    for (char* to = bytes; to < bytes + SIZE * LANES; from += Codes::WORDS * 64)
+      UNROLL for (int step = 0; step < Codes::STEPS; step++, to += 64) {
+        const vi codes = Codes::step(step, [&](int word) { return load<vi>(from + word * 64); });
+        store(to, (vbytes)codes - (int8_t)Codes::ZERO);
+      }
+  }
+  const char* data() const { return bytes; }
+};
+
+// Scales
 
 // w = scale * code; a bf16 for each group.
 struct Scaled {
@@ -106,13 +150,46 @@ struct ScaledFromLeast {
   };
 };
 
+// w = scale * level * code; an f16 for each block, an s8 for each group.
+template <int GROUPS>
+struct Levels {
+  static constexpr int BYTES = 2 * PANEL + GROUPS * PANEL;
+
+  template <class V>
+  struct Of {
+    V scale;
+    INLINE Of(const char* block, int group, int column)
+        : scale(f16_scales<V>(block + column * 2) *
+                floats_of<V>((const int8_t*)block + (2 + group) * PANEL + column)) {}
+    INLINE V scaled(V dot, float) const { return dot * scale; }
+  };
+};
+
+// w = scale * level * code - least * level of least; two f16 for each block, two u8 for each group.
+template <int GROUPS>
+struct LevelsFromLeast {
+  static constexpr int BYTES = 4 * PANEL + GROUPS * 2 * PANEL;
+
+  template <class V>
+  struct Of {
+    V scale, least;
+    INLINE Of(const char* block, int group, int column) {
+      const uint8_t* levels = (const uint8_t*)block + (4 + 2 * group) * PANEL + column;
+      scale = f16_scales<V>(block + column * 2) * floats_of<V>(levels);
+      least = f16_scales<V>(block + column * 2 + 2 * PANEL) * -floats_of<V>(levels + PANEL);
+    }
+    INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
+  };
+};
+
 // SIZE_ k of a group, GROUPS_ groups of a block.
 template <class Codes_, class Scales_, int SIZE_, int GROUPS_ = 1>
 struct Grouped {
   typedef Codes_ Codes;
   typedef Scales_ Scales;
+  typedef std::conditional_t<Codes::STEPS == 1, StoredTile, UnpackedTile<Codes, SIZE_>> Tile;
   static constexpr int SIZE = SIZE_, GROUPS = GROUPS_, BLOCK = SIZE * GROUPS;
-  static constexpr int GROUP_BYTES = SIZE * PANEL / Codes::PER_BYTE;  // of codes
+  static constexpr int GROUP_BYTES = SIZE * PANEL * Codes::WORDS / Codes::STEPS;  // of codes
   static constexpr int BYTES = Scales::BYTES + GROUPS * GROUP_BYTES;  // of a block
 
   static INLINE const char* block_of(const char* panel, int group) {
@@ -125,12 +202,18 @@ struct Grouped {
 
 typedef Grouped<Bytes, Scaled, 64> GroupedQ8;
 typedef Grouped<Nibbles, ScaledFromLeast, 32> GroupedQ4;
+typedef Grouped<Nibbles, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
+typedef Grouped<FiveBits<0>, LevelsFromLeast<8>, 32, 8> GroupedQ5_K;
+typedef Grouped<SixBits, Levels<16>, 16, 16> GroupedQ6_K;
 
 // Call `body` with a grouped format's type.
 template <class Body>
 INLINE auto with_grouped(Format format, Body&& body) {
   switch (format) {
     case Q8: return body(GroupedQ8{});
+    case Q4_K: return body(GroupedQ4_K{});
+    case Q5_K: return body(GroupedQ5_K{});
+    case Q6_K: return body(GroupedQ6_K{});
     default: return body(GroupedQ4{});
   }
 }

@@ -33,16 +33,18 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Codes::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group) + at * REGISTER;
-  for (int step = 0; step < Group::SIZE / 4; step += Codes::WORDS, codes += PANEL * 4) {
-    ri column[N][Codes::WORDS];
-    UNROLL for (int v = 0; v < N; v++)
-      Codes::unpack(load<ri>(codes + v * REGISTER), column[v]);
-    UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int word = 0; word < Codes::WORDS; word++) {
-        const ri value = spread_word(x + (int64_t)r * stride + (step + word) * 4);
-        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v][word], value);
+  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Codes::WORDS * PANEL * 4)
+    UNROLL for (int step = 0; step < Codes::STEPS; step++) {
+      ri column[N];
+      UNROLL for (int v = 0; v < N; v++)
+        column[v] = Codes::step(step, [&](int word) {
+          return load<ri>(codes + word * PANEL * 4 + v * REGISTER);
+        });
+      UNROLL for (int r = 0; r < MR; r++) {
+        const ri value = spread_word(x + (int64_t)r * stride + (first + step) * 4);
+        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
       }
-  }
+    }
   const char* block = Group::block_of(panel, group);
   UNROLL for (int v = 0; v < N; v++) {
     const typename Group::Scales::template Of<rf> of_columns(block, group % Group::GROUPS,

@@ -28,6 +28,8 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int16_t vh __attribute__((vector_size(32)));
 typedef uint16_t vuh __attribute__((vector_size(32)));
 typedef int8_t vb __attribute__((vector_size(16)));
+typedef uint8_t vub __attribute__((vector_size(16)));
+typedef int8_t vbytes __attribute__((vector_size(64)));
 
 #if defined(__AVX512F__)
 constexpr int REGISTER = 64;
@@ -241,6 +243,43 @@ INLINE rf widen_f16(ruh x) {
   const ru top = (ru)(rest >= 0x7c00 << 13) & 0x7f800000;  // of infinities and NaN
   return (rf)(value | top | (bits & 0x8000) << 16);
 #endif
+}
+
+#if !defined(__AVX512F__)
+INLINE vf widen_f16(vuh x) {
+  vf value;
+  UNROLL for (int part = 0; part < PARTS; part++)
+    store((char*)&value + part * REGISTER,
+          widen_f16(load<ruh>((const char*)&x + part * REGISTER / 2)));
+  return value;
+}
+#endif
+
+// The 8-bit numbers at `from` as floats; V is vf or rf.
+template <class V>
+INLINE V floats_of(const uint8_t* from) {
+  if constexpr (sizeof(V) == sizeof(vf)) {
+    return to_float(__builtin_convertvector(load<vub>(from), vi));
+  } else {
+#if defined(__AVX2__)
+    return to_float((ri)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    return to_float(ri{from[0], from[1], from[2], from[3]});
+#endif
+  }
+}
+
+template <class V>
+INLINE V floats_of(const int8_t* from) {
+  if constexpr (sizeof(V) == sizeof(vf)) {
+    return to_float(__builtin_convertvector(load<vb>(from), vi));
+  } else {
+#if defined(__AVX2__)
+    return to_float((ri)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    return to_float(ri{from[0], from[1], from[2], from[3]});
+#endif
+  }
 }
 
 INLINE float widen(f16 x) { return widen_f16(ruh{} + x.bits)[0]; }

@@ -41,7 +41,7 @@ struct alignas(64) TilePalette {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Bytes along k of the operands, 64 or 32; rows of left operands and sums.
+  // Bytes along k of the operands, 16 to 64; rows of left operands and sums.
   TilePalette(int depth, int num_rows) {
     for (int tile = 0; tile < 8; tile++) {
       row_bytes[tile] = tile == LEFT || tile == LEFT + 1 ? depth : TILE_ROW_BYTES;

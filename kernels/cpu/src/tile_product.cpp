@@ -24,10 +24,12 @@ class PackedRows {
     const int item = format == BF16 ? 2 : 1, row_bytes = k * item;
     num_tiles_ = ceil_div(row_bytes, depth_);
     data_.reserve((size_t)num_blocks() * num_tiles_ * tile_bytes());
-    if (depth_ == TILE_ROW_BYTES)
-      copy<TILE_ROW_BYTES>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
-    else
-      copy<TILE_ROW_BYTES / 2>((const char*)x.values, (int64_t)x.stride * item, row_bytes);
+    const int64_t stride = (int64_t)x.stride * item;
+    switch (depth_) {
+      case 64: copy<64>((const char*)x.values, stride, row_bytes); break;
+      case 32: copy<32>((const char*)x.values, stride, row_bytes); break;
+      default: copy<16>((const char*)x.values, stride, row_bytes);
+    }
     if (format != BF16) copy_scales(x, x.stride / group_size(format));
   }
 
@@ -329,7 +331,7 @@ class GroupedProduct {
   const PackedRows& rows_;
   const int block_, vector_;
   float* sums_;
-  typename Group::Codes::template Tile<Group::SIZE> columns_[2][VECTORS];
+  typename Group::Tile columns_[2][VECTORS];
   alignas(64) int32_t dots_[4][TILE_SIDE][LANES] = {};
 };
 

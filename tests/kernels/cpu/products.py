@@ -17,7 +17,6 @@ from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena
 
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # unit roundoff of outputs
-GROUP = {Format.Q8: 64, Format.Q4: 32}
 GUARD = -123.0
 GUARD_COLUMNS = 16
 
@@ -251,5 +250,5 @@ def read_rows(rows: Rows, size: int) -> Tensor:
     if rows.scales is None:
         return rows.values[:, :size].double()
     assert not rows.values[:, size:].any()
-    groups = rows.values.view(len(rows.values), -1, GROUP[rows.format]).double()
+    groups = rows.values.view(*rows.scales.shape, -1).double()
     return (groups * rows.scales.unsqueeze(-1).double()).flatten(1)[:, :size]

@@ -1,0 +1,167 @@
+"""Weights in blocks of GGUF as stored, split into codes and scales.
+
+Each type of block has an entry in `BLOCK_TYPES`: its sizes, and how its bytes are divided. A weight
+is (code - zero) * scale - least; scales and leasts belong to groups of inputs and are numbers of
+the whole block, multiplied with levels of 8 bits where the type has them. Knows no files and no
+layout of a kernel.
+
+Legend: R rows, I inputs, B blocks, G groups, of a row or (in `_split` functions) of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.quantised.weight_kinds import WeightKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockParts:
+    """Blocks split into numbers.
+
+    codes:    [R, I] uint8
+    numbers:  the scale of each block, then its least if the type has one; [R, B] float16
+    levels:   their factors for each group, or none; [R, G] uint8 or int8
+    """
+
+    codes: Tensor
+    numbers: tuple[Tensor, ...]
+    levels: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of blocks.
+
+    size:       inputs of a block
+    num_bytes:  of a block
+    group:      inputs of a group
+    bits:       of a code
+    zero:       the code that stands for 0
+    split:      divides blocks [B, bytes] as if each was a row
+    """
+
+    size: int
+    num_bytes: int
+    group: int
+    bits: int
+    zero: int
+    split: Callable[[Tensor], BlockParts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWeight(WeightKind):
+    """Blocks as stored.
+
+    blocks:  [O, bytes of a row] uint8
+    type:    GGML's name of the type, one of `BLOCK_TYPES`
+    size:    O and I
+    """
+
+    blocks: Tensor
+    type: str
+    size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the bytes are those of the size."""
+        if self.type not in BLOCK_TYPES:
+            known = ", ".join(BLOCK_TYPES)
+            raise ValueError(f"{self.type} blocks are not computed with; known are {known}")
+        type, (outputs, inputs) = BLOCK_TYPES[self.type], self.size
+        shape = (outputs, inputs // type.size * type.num_bytes)
+        if inputs % type.size or self.blocks.shape != shape or self.blocks.dtype != torch.uint8:
+            raise ValueError(
+                f"{self.blocks.dtype} {list(self.blocks.shape)} are not {self.type} blocks "
+                f"of a weight {list(self.size)}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape [O, I]."""
+        return self.size
+
+    def select(self, rows: Tensor) -> BlockWeight:
+        """Return the weight of these rows, in this order."""
+        return BlockWeight(blocks=self.blocks[rows], type=self.type, size=(len(rows), self.size[1]))
+
+    def split(self) -> BlockParts:
+        """Return codes and scales of all rows."""
+        type, outputs = BLOCK_TYPES[self.type], self.size[0]
+        parts = type.split(self.blocks.reshape(-1, type.num_bytes))
+        return BlockParts(
+            codes=parts.codes.view(self.size),
+            numbers=tuple(number.view(outputs, -1) for number in parts.numbers),
+            levels=tuple(level.reshape(outputs, -1) for level in parts.levels),
+        )
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Return rows [first, last)."""
+        type, parts = BLOCK_TYPES[self.type], self.select(torch.arange(first, last)).split()
+        per_group = [
+            number.float().repeat_interleave(type.size // type.group, 1) for number in parts.numbers
+        ]
+        for number, level in zip(per_group, parts.levels, strict=False):
+            number *= level.float()
+        groups = (parts.codes.float() - type.zero).view(last - first, -1, type.group)
+        values = groups * per_group[0][..., None]
+        if len(per_group) > 1:
+            values -= per_group[1][..., None]
+        return values.flatten(1)
+
+
+def _float16(blocks: Tensor, start: int) -> Tensor:
+    """Return the number [B] at a byte of each block."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).flatten()
+
+
+def _digits(values: Tensor, bits: int) -> Tensor:
+    """Cut bytes [B, ..., n] into numbers of `bits` bits, [B, ..., 8 / bits, n], the lowest first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    return values[..., None, :] >> shifts & (1 << bits) - 1
+
+
+def _levels_of_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the 8 scales and 8 leasts in the 12 bytes [B, 12] of Q4_K and Q5_K."""
+    scales, leasts, rest = packed.view(-1, 3, 4).unbind(1)
+    upper = (rest & 15 | scales >> 6 << 4, rest >> 4 | leasts >> 6 << 4)
+    return torch.cat((scales & 63, upper[0]), dim=1), torch.cat((leasts & 63, upper[1]), dim=1)
+
+
+def _split_q4_k(blocks: Tensor) -> BlockParts:
+    nibbles = _digits(blocks[:, 16:].view(-1, 4, 32), 4)
+    return BlockParts(
+        codes=nibbles.flatten(1),
+        numbers=(_float16(blocks, 0), _float16(blocks, 2)),
+        levels=_levels_of_six_bits(blocks[:, 4:16].contiguous()),
+    )
+
+
+def _split_q5_k(blocks: Tensor) -> BlockParts:
+    nibbles = _digits(blocks[:, 48:].view(-1, 4, 32), 4).view(-1, 8, 32)
+    fifth = _digits(blocks[:, 16:48], 1)
+    return BlockParts(
+        codes=(nibbles | fifth << 4).flatten(1),
+        numbers=(_float16(blocks, 0), _float16(blocks, 2)),
+        levels=_levels_of_six_bits(blocks[:, 4:16].contiguous()),
+    )
+
+
+def _split_q6_k(blocks: Tensor) -> BlockParts:
+    nibbles = _digits(blocks[:, :128].view(-1, 2, 64), 4).view(-1, 2, 4, 32)
+    upper = _digits(blocks[:, 128:192].view(-1, 2, 32), 2)
+    return BlockParts(
+        codes=(nibbles | upper << 4).flatten(1),
+        numbers=(_float16(blocks, 208),),
+        levels=(blocks[:, 192:208].contiguous().view(torch.int8),),
+    )
+
+
+BLOCK_TYPES = {
+    "Q4_K": BlockType(256, 144, 32, 4, 0, _split_q4_k),
+    "Q5_K": BlockType(256, 176, 32, 5, 0, _split_q5_k),
+    "Q6_K": BlockType(256, 210, 16, 6, 32, _split_q6_k),
+}
