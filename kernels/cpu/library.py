@@ -41,9 +41,16 @@ class Format(IntEnum):
     F16 = 2
     Q8 = 3
     Q4 = 4
-    Q4_K = 32
-    Q5_K = 33
-    Q6_K = 34
+    Q4_0 = 32
+    Q4_1 = 33
+    Q5_0 = 34
+    Q5_1 = 35
+    Q8_0 = 36
+    Q2_K = 37
+    Q3_K = 38
+    Q4_K = 39
+    Q5_K = 40
+    Q6_K = 41
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
@@ -71,8 +78,19 @@ _FORMATS = {
     torch.bfloat16: Format.BF16,
     torch.float16: Format.F16,
 }
-# Formats of a weight and of its rows, where they differ. int8 rows differ in the size of their groups.
-_ROWS = {Format.F16: Format.F32, Format.Q4_K: Format.Q4, Format.Q5_K: Format.Q4}
+# Formats of rows, where they are not the weight's. int8 rows differ in the size of their groups.
+_ROWS = {
+    Format.F16: Format.F32,
+    Format.Q4_0: Format.Q4,
+    Format.Q4_1: Format.Q4,
+    Format.Q5_0: Format.Q4,
+    Format.Q5_1: Format.Q4,
+    Format.Q8_0: Format.Q4,
+    Format.Q4_K: Format.Q4,
+    Format.Q5_K: Format.Q4,
+    Format.Q2_K: Format.Q6_K,
+    Format.Q3_K: Format.Q6_K,
+}
 
 
 class Epilogue(IntEnum):

@@ -12,6 +12,8 @@ from remora.kernels.cpu.library import LANES, PANEL, Format, Team
 from remora.kernels.cpu.structs import WeightStruct, struct_of
 from remora.kernels.memory import Arena
 
+PACKED = (Format.F32, Format.BF16, Format.F16, Format.Q8, Format.Q4)  # what `pack` converts to
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
@@ -66,6 +68,8 @@ def pack(
             that two whole copies never exist, and its content is undefined afterwards
     """
     n, k = weight.shape
+    if format not in PACKED:
+        raise ValueError(f"weights are not rounded to {format.name}")
     if gated and n % 2:
         raise ValueError(f"the gated weight has {n} rows; the number must be even")
     packed = PackedWeight(

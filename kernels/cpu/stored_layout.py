@@ -116,7 +116,7 @@ def nibble_codes(codes: Tensor, group: int, library: Library) -> Tensor:
 
 
 def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library) -> Tensor:
-    """Arrange codes [C, k] as [panels, groups, bytes] in planes of some bits each, the lowest first.
+    """Arrange codes [C, k] as [panels, groups, bytes] in planes of some bits, the lowest first.
 
     A word of a plane of b bits holds 8 / b steps of k; the words of all planes that have the same
     steps follow each other.
@@ -179,7 +179,9 @@ def _of_blocks(type_name: str, *widths: int) -> Layout:
         assert isinstance(kind, BlockWeight)
         blocks = take(kind.blocks, rows, width=kind.blocks.shape[1])
         parts = BlockWeight(blocks=blocks, type=type_name, size=(len(rows), kind.size[1])).split()
-        codes = planes(parts.codes, type.group, widths, library)
+        is_signed = type.bits == 8 and library.has_tiles()
+        codes = parts.codes ^ 128 if is_signed else parts.codes
+        codes = planes(codes, type.group, widths, library)
         panels, num_blocks = len(codes), kind.size[1] // type.size
         levels = [_levels(level) for level in parts.levels]
         by_block = [scale_blocks(number) for number in parts.numbers]
@@ -197,6 +199,13 @@ def _levels(levels: Tensor) -> Tensor:
 
 _LAYOUTS = {
     Format.Q8: Layout(_is_q8, _q8_blocks),
+    Format.Q4_0: _of_blocks("Q4_0", 4),
+    Format.Q4_1: _of_blocks("Q4_1", 4),
+    Format.Q5_0: _of_blocks("Q5_0", 4, 1),
+    Format.Q5_1: _of_blocks("Q5_1", 4, 1),
+    Format.Q8_0: _of_blocks("Q8_0", 8),
+    Format.Q2_K: _of_blocks("Q2_K", 2),
+    Format.Q3_K: _of_blocks("Q3_K", 4),
     Format.Q4_K: _of_blocks("Q4_K", 4),
     Format.Q5_K: _of_blocks("Q5_K", 4, 1),
     Format.Q6_K: _of_blocks("Q6_K", 4, 2),

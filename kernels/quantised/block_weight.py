@@ -41,7 +41,7 @@ class BlockType:
     num_bytes:  of a block
     group:      inputs of a group
     bits:       of a code
-    zero:       the code that stands for 0
+    zero:       the code that stands for 0, before a least is taken off
     split:      divides blocks [B, bytes] as if each was a row
     """
 
@@ -119,7 +119,7 @@ def _float16(blocks: Tensor, start: int) -> Tensor:
 
 
 def _digits(values: Tensor, bits: int) -> Tensor:
-    """Cut bytes [B, ..., n] into numbers of `bits` bits, [B, ..., 8 / bits, n], the lowest first."""
+    """Cut bytes [B, ..., n] into digits [B, ..., 8 / bits, n], the lowest bits first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return values[..., None, :] >> shifts & (1 << bits) - 1
 
@@ -129,6 +129,62 @@ def _levels_of_six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     scales, leasts, rest = packed.view(-1, 3, 4).unbind(1)
     upper = (rest & 15 | scales >> 6 << 4, rest >> 4 | leasts >> 6 << 4)
     return torch.cat((scales & 63, upper[0]), dim=1), torch.cat((leasts & 63, upper[1]), dim=1)
+
+
+def _split_q4_0(blocks: Tensor) -> BlockParts:
+    return BlockParts(codes=_digits(blocks[:, 2:], 4).flatten(1), numbers=(_float16(blocks, 0),))
+
+
+def _split_q4_1(blocks: Tensor) -> BlockParts:
+    return BlockParts(
+        codes=_digits(blocks[:, 4:], 4).flatten(1),
+        numbers=(_float16(blocks, 0), -_float16(blocks, 2)),
+    )
+
+
+def _with_fifth_bits(nibbles: Tensor, packed: Tensor) -> Tensor:
+    """Join nibbles [B, 16] and bits [B, 4], those of a byte belonging to neighbours."""
+    fifth = _digits(packed[..., None], 1).flatten(1)
+    return _digits(nibbles, 4).flatten(1) | fifth << 4
+
+
+def _split_q5_0(blocks: Tensor) -> BlockParts:
+    return BlockParts(
+        codes=_with_fifth_bits(blocks[:, 6:], blocks[:, 2:6]), numbers=(_float16(blocks, 0),)
+    )
+
+
+def _split_q5_1(blocks: Tensor) -> BlockParts:
+    return BlockParts(
+        codes=_with_fifth_bits(blocks[:, 8:], blocks[:, 4:8]),
+        numbers=(_float16(blocks, 0), -_float16(blocks, 2)),
+    )
+
+
+def _split_q8_0(blocks: Tensor) -> BlockParts:
+    return BlockParts(codes=blocks[:, 2:] ^ 128, numbers=(_float16(blocks, 0),))
+
+
+def _split_q2_k(blocks: Tensor) -> BlockParts:
+    levels = blocks[:, :16]
+    return BlockParts(
+        codes=_digits(blocks[:, 16:80].view(-1, 2, 32), 2).flatten(1),
+        numbers=(_float16(blocks, 80), _float16(blocks, 82)),
+        levels=(levels & 15, levels >> 4),
+    )
+
+
+def _split_q3_k(blocks: Tensor) -> BlockParts:
+    lower = _digits(blocks[:, 32:96].view(-1, 2, 32), 2).view(-1, 8, 32)
+    third = _digits(blocks[:, :32], 1)
+    levels = (
+        _digits(blocks[:, 96:104], 4).flatten(1) | _digits(blocks[:, 104:108], 2).flatten(1) << 4
+    )
+    return BlockParts(
+        codes=(lower | third << 2).flatten(1),
+        numbers=(_float16(blocks, 108),),
+        levels=(levels.view(torch.int8) - 32,),
+    )
 
 
 def _split_q4_k(blocks: Tensor) -> BlockParts:
@@ -161,6 +217,13 @@ def _split_q6_k(blocks: Tensor) -> BlockParts:
 
 
 BLOCK_TYPES = {
+    "Q4_0": BlockType(32, 18, 32, 4, 8, _split_q4_0),
+    "Q4_1": BlockType(32, 20, 32, 4, 0, _split_q4_1),
+    "Q5_0": BlockType(32, 22, 32, 5, 16, _split_q5_0),
+    "Q5_1": BlockType(32, 24, 32, 5, 0, _split_q5_1),
+    "Q8_0": BlockType(32, 34, 32, 8, 128, _split_q8_0),
+    "Q2_K": BlockType(256, 84, 16, 2, 0, _split_q2_k),
+    "Q3_K": BlockType(256, 110, 16, 3, 4, _split_q3_k),
     "Q4_K": BlockType(256, 144, 32, 4, 0, _split_q4_k),
     "Q5_K": BlockType(256, 176, 32, 5, 0, _split_q5_k),
     "Q6_K": BlockType(256, 210, 16, 6, 32, _split_q6_k),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -21,14 +22,25 @@ from remora.deployments.bench.machine import describe_machine
 from remora.kernels.cpu.buffers import Batch, Rows
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Format, Library, Team
-from remora.kernels.cpu.packing import pack
+from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
+from remora.kernels.cpu.stored_layout import pack_stored
 from remora.kernels.memory import Arena
+from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
 
 SHAPES = "576x960,576x3072,1536x576,1024x6144,2048x2048,4096x4096"
-FORMATS = {"f32": Format.F32, "bf16": Format.BF16, "q8": Format.Q8, "q4": Format.Q4}
+FORMATS = {format.name.lower(): format for format in Format}
 COPIES_BYTES = 96 << 20
 REPEATS = 7
+
+
+def packed(team: Team, format: Format, k: int, n: int, arena: Arena) -> PackedWeight:
+    """Return a weight [n, k] in a format."""
+    if format.name not in BLOCK_TYPES:
+        return pack(team, torch.randn(n, k).bfloat16(), None, format, arena)
+    type = BLOCK_TYPES[format.name]
+    blocks = torch.zeros(n, k // type.size * type.num_bytes, dtype=torch.uint8)
+    return pack_stored(team, BlockWeight(blocks=blocks, type=format.name, size=(n, k)), None, arena)
 
 
 def rate(team: Team, format: Format, k: int, n: int, rows: int) -> float:
@@ -39,9 +51,10 @@ def rate(team: Team, format: Format, k: int, n: int, rows: int) -> float:
     x, arena = Rows.allocate(team, format, rows, k), Arena()
     floats, out = torch.randn(rows, k), torch.empty(rows, -(-n // 64) * 64)
     program.round(floats, k, x)
-    weight = torch.randn(n, k).bfloat16()
+    weight = packed(team, format, k, n, arena)
     for _ in range(copies):
-        program.multiply(x, pack(team, weight, None, format, arena), out)
+        data = arena.take(weight.num_bytes).copy_(weight.data)
+        program.multiply(x, replace(weight, data=data), out)
     best = float("inf")
     program.run(rows, 0, 0)
     for _ in range(REPEATS):

@@ -15,9 +15,16 @@ enum Format : int {
   F16 = 2,
   Q8 = 3,
   Q4 = 4,
-  Q4_K = 32,
-  Q5_K = 33,
-  Q6_K = 34,
+  Q4_0 = 32,
+  Q4_1 = 33,
+  Q5_0 = 34,
+  Q5_1 = 35,
+  Q8_0 = 36,
+  Q2_K = 37,
+  Q3_K = 38,
+  Q4_K = 39,
+  Q5_K = 40,
+  Q6_K = 41,
 };
 
 inline bool is_grouped(Format format) { return format >= Q8; }

@@ -67,12 +67,23 @@ INLINE auto nibbles(int step, Word&& word) {
 }
 
 // Two codes a byte: the low bits are those of the first step.
+template <int ZERO_>
 struct Nibbles {
-  static constexpr int STEPS = 2, WORDS = 1, ZERO = 0;
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = ZERO_;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
     return nibbles(step, word);
+  }
+};
+
+// Four codes a byte: bits 2 s and 2 s + 1 are those of step s.
+struct TwoBits {
+  static constexpr int STEPS = 4, WORDS = 1, ZERO = 0;
+
+  template <class Word>
+  static INLINE auto step(int step, Word&& word) {
+    return (word(0) >> (2 * step)) & 0x03030303;
   }
 };
 
@@ -150,6 +161,32 @@ struct ScaledFromLeast {
   };
 };
 
+// w = scale * code; an f16 for each group.
+struct ScaledF16 {
+  static constexpr int BYTES = 2 * PANEL;
+
+  template <class V>
+  struct Of {
+    V scale;
+    INLINE Of(const char* block, int, int column) : scale(f16_scales<V>(block + column * 2)) {}
+    INLINE V scaled(V dot, float) const { return dot * scale; }
+  };
+};
+
+// w = scale * code - least; two f16 for each group.
+struct ScaledFromLeastF16 {
+  static constexpr int BYTES = 4 * PANEL;
+
+  template <class V>
+  struct Of {
+    V scale, least;
+    INLINE Of(const char* block, int, int column)
+        : scale(f16_scales<V>(block + column * 2)),
+          least(-f16_scales<V>(block + column * 2 + 2 * PANEL)) {}
+    INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
+  };
+};
+
 // w = scale * level * code; an f16 for each block, an s8 for each group.
 template <int GROUPS>
 struct Levels {
@@ -201,8 +238,15 @@ struct Grouped {
 };
 
 typedef Grouped<Bytes, Scaled, 64> GroupedQ8;
-typedef Grouped<Nibbles, ScaledFromLeast, 32> GroupedQ4;
-typedef Grouped<Nibbles, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
+typedef Grouped<Nibbles<0>, ScaledFromLeast, 32> GroupedQ4;
+typedef Grouped<Nibbles<8>, ScaledF16, 32> GroupedQ4_0;
+typedef Grouped<Nibbles<0>, ScaledFromLeastF16, 32> GroupedQ4_1;
+typedef Grouped<FiveBits<16>, ScaledF16, 32> GroupedQ5_0;
+typedef Grouped<FiveBits<0>, ScaledFromLeastF16, 32> GroupedQ5_1;
+typedef Grouped<Bytes, ScaledF16, 32> GroupedQ8_0;
+typedef Grouped<TwoBits, LevelsFromLeast<16>, 16, 16> GroupedQ2_K;
+typedef Grouped<Nibbles<4>, Levels<16>, 16, 16> GroupedQ3_K;  // codes of three bits
+typedef Grouped<Nibbles<0>, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
 typedef Grouped<FiveBits<0>, LevelsFromLeast<8>, 32, 8> GroupedQ5_K;
 typedef Grouped<SixBits, Levels<16>, 16, 16> GroupedQ6_K;
 
@@ -211,6 +255,13 @@ template <class Body>
 INLINE auto with_grouped(Format format, Body&& body) {
   switch (format) {
     case Q8: return body(GroupedQ8{});
+    case Q4_0: return body(GroupedQ4_0{});
+    case Q4_1: return body(GroupedQ4_1{});
+    case Q5_0: return body(GroupedQ5_0{});
+    case Q5_1: return body(GroupedQ5_1{});
+    case Q8_0: return body(GroupedQ8_0{});
+    case Q2_K: return body(GroupedQ2_K{});
+    case Q3_K: return body(GroupedQ3_K{});
     case Q4_K: return body(GroupedQ4_K{});
     case Q5_K: return body(GroupedQ5_K{});
     case Q6_K: return body(GroupedQ6_K{});

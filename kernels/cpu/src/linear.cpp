@@ -33,7 +33,8 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Codes::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group) + at * REGISTER;
-  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Codes::WORDS * PANEL * 4)
+  constexpr int UNIT = Codes::WORDS * PANEL * 4;  // bytes
+  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += UNIT)
     UNROLL for (int step = 0; step < Codes::STEPS; step++) {
       ri column[N];
       UNROLL for (int v = 0; v < N; v++)

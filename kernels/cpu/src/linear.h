@@ -11,8 +11,8 @@
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
-//   Q4_K, Q5_K, Q6_K
-//         blocks of GGUF of 256 k: scales, levels of its groups, then codes (grouped.h)
+//   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+//         blocks of GGUF, of 32 or 256 k: scales, levels of groups, then codes (grouped.h)
 // Grouped formats (grouped.h; pack.cpp rounds to Q8 and Q4) quantise activations as
 // well, per row and group of k: x = scale * s.
 //

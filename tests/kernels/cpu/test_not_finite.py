@@ -9,10 +9,11 @@ from torch import Tensor
 from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.library import Format, Team
 from remora.kernels.cpu.norms import NormWeights
+from remora.kernels.cpu.packing import PACKED
 from tests.kernels.cpu.products import one_step, pack_alone
 
 K = 128
-FORMATS = pytest.mark.parametrize("format", list(Format))
+FORMATS = pytest.mark.parametrize("format", PACKED)
 
 
 def norm_and_multiply(team: Team, format: Format, x: Tensor, weight: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ import pytest
 import torch
 
 from remora.kernels.cpu.build import NativeUnavailable, read_cpu_flags, read_cpu_vendor
-from remora.kernels.cpu.library import Epilogue, Format, Library, Team
+from remora.kernels.cpu.library import Epilogue, Library, Team
+from remora.kernels.cpu.packing import PACKED
 from remora.kernels.cpu.prebuilt import VARIANTS, find_compiler_for, variants_for
 from tests.kernels.cpu.attending import Heads, run_in_chunks
 from tests.kernels.cpu.products import make_rows, multiply, pack_alone
@@ -54,7 +55,7 @@ def results(library: Library) -> dict[str, str]:
             pack_alone(team, weight, None, format, gated=epilogue is Epilogue.GATED),
             epilogue=epilogue,
         )
-        for format in Format
+        for format in PACKED
         for epilogue in (Epilogue.STORE, Epilogue.GATED)
     }
     heads = Heads(heads_per_kv=4, head_dim=64, dtype=torch.bfloat16)

@@ -11,11 +11,22 @@ from torch import Tensor
 from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
 
 # Bytes of a block where a float16 begins.
-FLOAT16 = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+FLOAT16 = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def random_blocks(type: str, n: int, k: int) -> BlockWeight:
-    """Return a weight [n, k] of random bytes with moderate scales, negative ones and 0 among them."""
+    """Return a weight [n, k] of random bytes; scales are moderate, some negative and some 0."""
     size, num_bytes = gguf.GGML_QUANT_SIZES[Kind[type]]
     blocks = torch.randint(256, (n, k // size, num_bytes), dtype=torch.uint8)
     for start in FLOAT16[type]:

@@ -44,5 +44,5 @@ def test_bytes_that_are_no_blocks_are_refused(
 
 
 def test_an_unknown_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="IQ1_S blocks are not computed with; known are Q4_K"):
+    with pytest.raises(ValueError, match="IQ1_S blocks are not computed with; known are Q4_0"):
         BlockWeight(blocks=torch.zeros(1, 50, dtype=torch.uint8), type="IQ1_S", size=(1, 256))
