@@ -125,7 +125,7 @@ def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library)
     units = codes.view(len(codes), -1, group // (4 * steps), steps, 4)
     words, shift = [], 0
     for bits in widths:
-        digits = (units >> shift & (1 << bits) - 1).unflatten(3, (-1, 8 // bits))
+        digits = (units >> shift & (1 << bits) - 1).view(*units.shape[:3], -1, 8 // bits, 4)
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
         words.append((digits << shifts).sum(4, dtype=torch.uint8))
         shift += bits
