@@ -51,6 +51,7 @@ class Format(IntEnum):
     Q4_K = 39
     Q5_K = 40
     Q6_K = 41
+    F8 = 64
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
@@ -65,7 +66,7 @@ class Format(IntEnum):
     @property
     def is_grouped(self) -> bool:
         """Whether weights and activations are quantised in groups."""
-        return self >= Format.Q8
+        return Format.Q8 <= self < Format.F8
 
     @property
     def of_rows(self) -> Format:
@@ -81,6 +82,7 @@ _FORMATS = {
 # Formats of rows, where they are not the weight's. int8 rows differ in the size of their groups.
 _ROWS = {
     Format.F16: Format.F32,
+    Format.F8: Format.BF16,
     Format.Q4_0: Format.Q4,
     Format.Q4_1: Format.Q4,
     Format.Q5_0: Format.Q4,

@@ -18,9 +18,10 @@ from remora.kernels.cpu.library import LANES, PANEL, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, packed_bias, padded_n
 from remora.kernels.memory import Arena
 from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
-from remora.kernels.quantised.weight_kinds import IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
 
 COLUMNS_AT_ONCE = 16 * PANEL  # arranged at a time, so that temporaries are small
+FLOAT8_BLOCK = 128  # inputs that share a scale in the native format
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class Layout:
     """How a native format stores a kind.
 
     holds:    whether the format stores this weight exactly
-    arrange:  returns the blocks [panels, blocks, bytes] uint8 of the weight's rows [C], of which
-              -1 is padding
+    arrange:  returns the panels [panels, *, bytes] uint8 of the weight's rows [C], of which -1 is
+              padding
     """
 
     holds: Callable[[WeightKind], bool]
@@ -197,6 +198,38 @@ def _levels(levels: Tensor) -> Tensor:
     return levels.view(torch.uint8).view(-1, PANEL, levels.shape[1]).transpose(1, 2)
 
 
+def _is_float8(kind: WeightKind) -> bool:
+    if not isinstance(kind, Float8Weight) or kind.values.dtype != torch.float8_e4m3fn:
+        return False
+    _, wide = kind.block
+    return len(kind.shape) == 2 and (wide >= kind.shape[1] or wide % FLOAT8_BLOCK == 0)
+
+
+def _float8_panels(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+    assert isinstance(kind, Float8Weight)
+    high, wide = kind.block
+    k = kind.shape[1]
+    codes = take(kind.values.view(torch.uint8), rows, width=library.padded_k(Format.F8, k))
+    starts = torch.arange(0, k, FLOAT8_BLOCK)
+    of_blocks = torch.where(rows < 0, -1, rows // high)
+    scales = take(kind.scales, of_blocks, width=kind.scales.shape[1])[:, starts // wide].float()
+    parts = []
+    for at, block in enumerate(codes.split(FLOAT8_BLOCK, dim=1)):
+        is_nan = ((block & 0x7F) == 0x7F).any(1)
+        scale = torch.where(is_nan, torch.nan, scales[:, at])
+        parts.append(scale.view(-1, PANEL).contiguous().view(torch.uint8))
+        parts.append(_pairs(block, library))
+    return torch.cat(parts, dim=1)
+
+
+def _pairs(codes: Tensor, library: Library) -> Tensor:
+    """Arrange bytes [C, k] in the order of tiles of bfloat16, as [panels, bytes]."""
+    if library.has_tiles():
+        tiles = codes.view(-1, PANEL // LANES, LANES, codes.shape[1] // (2 * LANES), LANES, 2)
+        return tiles.permute(0, 3, 1, 4, 2, 5).flatten(1)
+    return codes.view(-1, PANEL, codes.shape[1] // 2, 2).transpose(1, 2).flatten(1)
+
+
 _LAYOUTS = {
     Format.Q8: Layout(_is_q8, _q8_blocks),
     Format.Q4_0: _of_blocks("Q4_0", 4),
@@ -209,4 +242,5 @@ _LAYOUTS = {
     Format.Q4_K: _of_blocks("Q4_K", 4),
     Format.Q5_K: _of_blocks("Q5_K", 4, 1),
     Format.Q6_K: _of_blocks("Q6_K", 4, 2),
+    Format.F8: Layout(_is_float8, _float8_panels),
 }

@@ -7,8 +7,8 @@
 
 namespace remora {
 
-// From Q8 on, formats are grouped (grouped.h); the others are plain arrays of numbers. From 32 on, they
-// hold blocks of GGUF of the same name.
+// From Q8 on, formats are grouped (grouped.h). From 32 on, they hold blocks of GGUF of the same name. F8 has
+// scales, too (float8.h). The others are plain arrays of numbers.
 enum Format : int {
   F32 = 0,
   BF16 = 1,
@@ -25,9 +25,15 @@ enum Format : int {
   Q4_K = 39,
   Q5_K = 40,
   Q6_K = 41,
+  F8 = 64,
 };
 
-inline bool is_grouped(Format format) { return format >= Q8; }
+inline bool is_grouped(Format format) { return format >= Q8 && format < F8; }
+
+// Format of the rows that a weight is multiplied with.
+inline Format format_of_rows(Format format) {
+  return format == F16 ? F32 : format == F8 ? BF16 : format;
+}
 
 // Of plain formats: bytes of a number, and number `index` of an array.
 inline int number_bytes(Format format) { return format == F32 ? 4 : 2; }

@@ -21,7 +21,7 @@ void MultiplyHeads::run_chunk(const Batch& batch, int num_threads, int chunk, in
   columns.panel %= weights_[0].num_panels;
   const Weight& weight = weights_[head];
   Rows x = x_;
-  x.values = (char*)x.values + (int64_t)head * s_.x_step * (weight.format == BF16 ? 2 : 4);
+  x.values = (char*)x.values + (int64_t)head * s_.x_step * number_bytes(format_of_rows(weight.format));
   Output out = out_;
   out.values = (float*)out.values + (int64_t)head * s_.out_step;
   multiply_panel(weight, x, out, columns, first, last, nullptr, stage_);

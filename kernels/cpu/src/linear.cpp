@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "dot.h"
@@ -21,6 +22,31 @@ void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int p
   dot_columns<Step, MR, NV>(acc, rows, x.stride, columns, PANEL_VECTORS * Step::BYTES,
                             padded_k(weight.format, weight.k) / Step::K);
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, acc);
+}
+
+// Every block is summed apart, then scaled and added.
+template <int MR, int NV>
+void float8_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel, int vector,
+                 int row) {
+  const bf16* rows = (const bf16*)x.values + (int64_t)row * x.stride;
+  const char* w = weight.data + panel * panel_bytes(F8, weight.k);
+  const int padded = padded_k(F8, weight.k);
+  vf total[MR][NV] = {};
+  for (int k = 0; k < padded; k += FLOAT8_BLOCK) {
+    const char* block = float8_block(w, k);
+    const int steps = std::min(FLOAT8_BLOCK, padded - k) / StepF8::K;
+    const char* columns[NV];
+    UNROLL for (int v = 0; v < NV; v++)
+      columns[v] = block + FLOAT8_SCALES + (vector + v) * FLOAT8_VECTOR;
+    vf acc[MR][NV] = {};
+    dot_columns<StepF8, MR, NV>(acc, rows + k, x.stride, columns, PANEL_VECTORS * FLOAT8_VECTOR,
+                                steps);
+    UNROLL for (int v = 0; v < NV; v++) {
+      const vf scale = load<vf>((const float*)block + (vector + v) * LANES);
+      UNROLL for (int r = 0; r < MR; r++) total[r][v] = fma(acc[r][v], scale, total[r][v]);
+    }
+  }
+  writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
 // totals[r][v] += the product of row r of a group with the columns at registers [at, at + N).
@@ -108,6 +134,14 @@ void multiply_plain(const Weight& weight, const Rows& x, const Writer& to, const
   });
 }
 
+void multiply_float8(const Weight& weight, const Rows& x, const Writer& to, const Columns& columns,
+                     int first, int last) {
+  for_tiles<TILE_ROWS>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
+    float8_tile<decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel, vector,
+                                                               row);
+  });
+}
+
 template <class Group>
 void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to,
                       const Columns& columns, int first, int last) {
@@ -134,6 +168,7 @@ void multiply_panel(const Weight& weight, const Rows& x, const Output& out, cons
     case F32: return multiply_plain<StepF32>(weight, x, to, columns, first, last);
     case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
     case F16: return multiply_plain<StepF16>(weight, x, to, columns, first, last);
+    case F8: return multiply_float8(weight, x, to, columns, first, last);
     default:
       return with_grouped(weight.format, [&](auto grouped) {
         multiply_grouped<decltype(grouped)>(weight, x, to, columns, first, last);

@@ -8,6 +8,7 @@
 //   F32   [k][64] float
 //   BF16  [k / 2][64][2] bf16
 //   F16   [k][64] f16; rows are F32
+//   F8    per block of 128 k: scale [64] float, then [k / 2][64][2] e4m3 (float8.h); rows are BF16
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
@@ -19,18 +20,22 @@
 // With tile registers, the values of 16 columns that one tile holds are adjacent, and so are the tiles
 // of 32 columns that a product of 16 bits reads together:
 //   BF16  [2][k / 32][2][16 k / 2][16][2] bf16
+//   F8    as above, but [k / 32][4][16 k / 2][16][2] e4m3
 //   Q8    as above, but [4][16 k / 4][16][4] s8;  w = scale * s
 //   Q4    as above, but [4][4 k / 8][16][4] bytes
 #pragma once
 
 #include "activation.h"
+#include "float8.h"
 #include "grouped.h"
 #include "low_rank.h"
 
 namespace remora {
 
 // Whether products with a weight of this format use tile registers.
-inline bool uses_tiles(Format format) { return HAS_TILES && (format == BF16 || is_grouped(format)); }
+inline bool uses_tiles(Format format) {
+  return HAS_TILES && (format == BF16 || format == F8 || is_grouped(format));
+}
 
 // k of a group of activations.
 inline int group_size(Format format) {
@@ -41,7 +46,7 @@ inline int group_size(Format format) {
 inline int unit_of_k(Format format) {
   if (is_grouped(format))
     return with_grouped(format, [](auto grouped) { return decltype(grouped)::BLOCK; });
-  return format != BF16 ? 1 : HAS_TILES ? 32 : 2;
+  return format != BF16 && format != F8 ? 1 : HAS_TILES ? 32 : 2;
 }
 
 // k padded to whole units; padding of activations is 0.
@@ -56,6 +61,7 @@ inline int64_t panel_bytes(Format format, int k) {
     case F32: return kp * PANEL * 4;
     case BF16: return kp * PANEL * 2;
     case F16: return kp * PANEL * 2;
+    case F8: return float8_panel_bytes(kp);
     default:
       return with_grouped(format, [&](auto grouped) {
         return kp / decltype(grouped)::BLOCK * decltype(grouped)::BYTES;
@@ -119,7 +125,7 @@ uint64_t new_stage();
 // Fewest vectors of columns for `multiply_panel`. Updates need whole register tiles; tile registers
 // take the vectors that are adjacent.
 inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates) {
-  if (HAS_TILES && is_grouped(format)) return PANEL_VECTORS;
+  if (HAS_TILES && (format == F8 || is_grouped(format))) return PANEL_VECTORS;
   if (has_updates) return TILE_VECTORS;
   return epilogue == GATED || (HAS_TILES && format == BF16) ? 2 : 1;
 }

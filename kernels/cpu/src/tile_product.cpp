@@ -7,6 +7,7 @@
 #include "buffer.h"
 #include "division.h"
 #include "dot.h"
+#include "tile_float8.h"
 #include "tile_low_rank.h"
 
 namespace remora {
@@ -357,13 +358,20 @@ void add_groups(const char* w, float* sums) {
   }
 }
 
-template <class Group>
-void multiply_grouped(const Weight& weight, const Finish& finish, int first) {
+void add_float8(const char* w, int padded_k, float* sums) {
+  const PackedRows& rows = scratch.rows;
+  TileUse use(TilePalette(TILE_ROW_BYTES, std::min(TILE_SIDE, rows.num_rows())));
+  Float8Product(w, padded_k, rows).run(sums);
+}
+
+// Products of whole panels. add(panel, sums): sums [rows, whole blocks][64] += the product
+template <class Add>
+void multiply_whole(const Weight& weight, const Finish& finish, int first, Add&& add) {
   const PackedRows& rows = scratch.rows;
   const int num_blocks = rows.num_blocks();
   float* sums = scratch.sums.reserve((size_t)num_blocks * BLOCK_SUMS);
   std::fill_n(sums, num_blocks * BLOCK_SUMS, 0.0f);
-  add_groups<Group>(weight.data + finish.columns.panel * panel_bytes(weight.format, weight.k), sums);
+  add(weight.data + finish.columns.panel * panel_bytes(weight.format, weight.k), sums);
   const auto for_blocks = [&](auto&& call) {
     for (int block = 0; block < num_blocks; block++)
       call(first + block * TILE_SIDE, rows.rows_of(block), sums + block * BLOCK_SUMS);
@@ -379,15 +387,19 @@ void multiply_grouped(const Weight& weight, const Finish& finish, int first) {
 
 void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
                        const Columns& columns, int first, int last, uint64_t stage) {
-  const int size = weight.format == BF16 ? weight.k : padded_k(weight.format, weight.k);
-  scratch.rows.pack(x, weight.format, size, first, last, stage);
+  const Format format = format_of_rows(weight.format);
+  const int padded = padded_k(weight.format, weight.k);
+  scratch.rows.pack(x, format, format == BF16 ? weight.k : padded, first, last, stage);
   const Finish finish(to, columns, stage);
   if (finish.updates) arrange_shrunk(*finish.updates, first, last, stage);
   switch (weight.format) {
     case BF16: return multiply_bf16(weight, finish, first);
+    case F8:
+      return multiply_whole(weight, finish, first,
+                            [&](const char* w, float* sums) { add_float8(w, padded, sums); });
     default:
       return with_grouped(weight.format, [&](auto grouped) {
-        multiply_grouped<decltype(grouped)>(weight, finish, first);
+        multiply_whole(weight, finish, first, add_groups<decltype(grouped)>);
       });
   }
 }

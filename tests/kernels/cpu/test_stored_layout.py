@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from remora.kernels.cpu.build import InstructionSet
 from remora.kernels.cpu.library import Epilogue, Format, Team
 from remora.kernels.cpu.stored_layout import native_format, pack_stored
 from remora.kernels.memory import Arena
-from remora.kernels.quantised.weight_kinds import IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
+from tests.kernels.cpu.conftest import load
 from tests.kernels.cpu.products import check_product, make_rows, multiply, read_rows
 
 EPS = 2.0**-24
@@ -35,9 +37,27 @@ def symmetric_bytes(n: int, k: int, *, unsigned: bool = False) -> WeightKind:
     return IntWeight(codes=codes.to(torch.int8), scales=scales, groups=groups, bits=8)
 
 
+def float8(
+    n: int, k: int, *, block: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32
+) -> Float8Weight:
+    """Draw codes of all numbers and subnormal ones; some scales are 0."""
+    codes = torch.randint(0, 0x7F, (n, k)) | torch.randint(0, 2, (n, k)) << 7
+    codes = torch.where(torch.rand(n, k) < 0.3, codes & 0x87, codes).to(torch.uint8)
+    high, wide = block or (n, k)
+    scales = torch.randn(-(-n // high), -(-k // wide)) * 0.01
+    scales[1::2, ::2] = 0
+    return Float8Weight(
+        values=codes.view(torch.float8_e4m3fn), scales=scales.to(dtype), block=(high, wide)
+    )
+
+
 KINDS: dict[str, tuple[Format, Callable[[int, int], WeightKind]]] = {
     "int8": (Format.Q8, symmetric_bytes),
     "uint8": (Format.Q8, lambda n, k: symmetric_bytes(n, k, unsigned=True)),
+    "float8": (Format.F8, float8),
+    "float8 rows": (Format.F8, lambda n, k: float8(n, k, block=(1, k), dtype=torch.bfloat16)),
+    "float8 blocks": (Format.F8, lambda n, k: float8(n, k, block=(128, 128))),
+    "float8 wide": (Format.F8, lambda n, k: float8(n, k, block=(3, 256))),
 }
 
 
@@ -74,6 +94,21 @@ def test_products_are_those_of_the_dequantised_weight(
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 50])
+def test_hardware_tiles_equal_the_emulation(name: str, count: int) -> None:
+    format, make = KINDS[name]
+    kind, x = make(150, 1100), torch.randn(count, 1100)
+    outs = []
+    for instruction_set in (InstructionSet.AMX, InstructionSet.EMULATED):
+        team = Team(load(instruction_set), 2)
+        weight = pack_stored(team, kind, None, Arena(segment_bytes=0))
+        outs.append(multiply(team, make_rows(team, format, x), weight))
+        team.close()
+
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_a_row_has_the_same_bits_in_every_company(each_team: Team, name: str) -> None:
     format, make = KINDS[name]
     weight = pack_stored(each_team, make(192, 320), None, Arena(segment_bytes=0))
@@ -84,6 +119,24 @@ def test_a_row_has_the_same_bits_in_every_company(each_team: Team, name: str) ->
     for row in (0, 17, 69):
         alone = multiply(each_team, make_rows(each_team, format, x[row : row + 1]), weight)
         assert torch.equal(together[row], alone[0])
+
+
+def test_every_8_bit_float_is_read_exactly(each_team: Team) -> None:
+    k = 200
+    numbers = torch.arange(k) % 127
+    codes = torch.stack((numbers, numbers | 128, numbers, numbers | 128))
+    codes[2, 3], codes[3, 150] = 0x7F, 0xFF
+    kind = Float8Weight(
+        values=codes.to(torch.uint8).view(torch.float8_e4m3fn),
+        scales=torch.randn(4, 2),
+        block=(1, 128),
+    )
+    weight = pack_stored(each_team, kind, None, Arena(segment_bytes=0))
+
+    out = multiply(each_team, make_rows(each_team, weight.format, torch.eye(k)), weight)
+
+    assert torch.equal(out[:, :2], kind.dequantised().T[:, :2])
+    assert out[:, 2:4].isnan().all()
 
 
 def test_kinds_without_a_native_format_have_none() -> None:
