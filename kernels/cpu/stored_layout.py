@@ -214,7 +214,8 @@ def _float8_panels(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
     of_blocks = torch.where(rows < 0, -1, rows // high)
     scales = take(kind.scales, of_blocks, width=kind.scales.shape[1])[:, starts // wide].float()
     parts = []
-    for at, block in enumerate(codes.split(FLOAT8_BLOCK, dim=1)):
+    for at, start in enumerate(starts.tolist()):
+        block = codes[:, start : start + FLOAT8_BLOCK]
         is_nan = ((block & 0x7F) == 0x7F).any(1)
         scale = torch.where(is_nan, torch.nan, scales[:, at])
         parts.append(scale.view(-1, PANEL).contiguous().view(torch.uint8))
