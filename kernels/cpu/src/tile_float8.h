@@ -19,15 +19,23 @@ class Float8Product {
   Float8Product(const char* panel, int padded_k, const Rows& rows)
       : panel_(panel), k_(padded_k), rows_(rows) {}
 
-  // `sums` [16 rows of each block][64] += products of the panel. Tiles have 64 bytes of k.
+  // `sums` [16 rows of each block][64] += products of the panel.
   void run(float* sums) {
-    const int num_blocks = rows_.num_blocks();
+    if (rows_.num_blocks() == 1) return run_block(sums);
     for (int k = 0; k < k_; k += FLOAT8_BLOCK) {
-      widen(float8_block(panel_, k) + FLOAT8_SCALES, tiles_from(k));
-      for (int block = 0; block + 1 < num_blocks; block += 2)
-        for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
-          add_products<2>(k, block, vector, sums);
-      if (num_blocks % 2) add_products<1>(k, num_blocks - 1, 0, sums);
+      const int num_tiles = std::min(FLOAT8_BLOCK, k_ - k) / TILE_K;
+      for (int at = 0; at < num_tiles; at++) widen(k + at * TILE_K, at);
+      int block = 0;
+      for (; block + 1 < rows_.num_blocks(); block += 2)
+        for (int vector = 0; vector < PANEL_VECTORS; vector += 2) {
+          zero_sums();
+          for (int at = 0; at < num_tiles; at++) multiply<2>(k + at * TILE_K, at, block, vector);
+          add_sums<2>(k, block, vector, sums);
+        }
+      if (block == rows_.num_blocks()) continue;
+      zero_sums();
+      for (int at = 0; at < num_tiles; at++) multiply<1>(k + at * TILE_K, at, block, 0);
+      add_sums<1>(k, block, 0, sums);
     }
   }
 
@@ -35,42 +43,60 @@ class Float8Product {
   static constexpr int TILE_K = TILE_ROW_BYTES / 2;
   static constexpr int STREAM_AHEAD = 4096;  // bytes between what is widened and what is prefetched
 
-  int tiles_from(int k) const { return std::min(FLOAT8_BLOCK, k_ - k) / TILE_K; }
+  // The next columns are widened while tiles multiply.
+  void run_block(float* sums) {
+    widen(0, 0);
+    for (int k = 0, at = 0; k < k_; k += TILE_K, at ^= 1) {
+      if (k % FLOAT8_BLOCK == 0) zero_sums();
+      multiply<1>(k, at, 0, 0);
+      const int next = k + TILE_K;
+      if (next < k_) widen(next, at ^ 1);
+      if (next == k_ || next % FLOAT8_BLOCK == 0)
+        add_sums<1>(k / FLOAT8_BLOCK * FLOAT8_BLOCK, 0, 0, sums);
+    }
+  }
 
-  void widen(const char* codes, int num_tiles) {
-    char* to = wide_;
-    for (int at = 0; at < num_tiles * PANEL_VECTORS * TILE_SIDE; at += 2) {
+  // Columns [k, k + 32) become the tiles [4 vectors] at `at`.
+  void widen(int k, int at) {
+    const char* codes = float8_block(panel_, k) + FLOAT8_SCALES + k % FLOAT8_BLOCK * PANEL;
+    char* to = wide_[at];
+    for (int line = 0; line < TILE_K * PANEL; line += 64) {
       __builtin_prefetch(codes + STREAM_AHEAD);
       UNROLL for (int i = 0; i < 2 * PARTS; i++, codes += REGISTER / 2, to += REGISTER)
         store(to, widen_e4m3(codes));
     }
   }
 
-  // Of BLOCKS blocks of rows with 4 / BLOCKS vectors of columns: four tiles of sums.
-  template <int BLOCKS>
-  INLINE void add_products(int k, int block, int vector, float* sums) {
-    constexpr int VECTORS = 4 / BLOCKS;
-    const int x_step = rows_.tile_step(block), num_tiles = tiles_from(k);
-    const char* x = rows_.tiles(block) + k / TILE_K * (int64_t)x_step;
-    const char* w = wide_ + vector * TILE_BYTES;
+  INLINE void zero_sums() {
     zero_tile<SUMS>(), zero_tile<SUMS + 1>(), zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
-    for (int at = 0; at < num_tiles; at++, x += x_step, w += PANEL_VECTORS * TILE_BYTES) {
-      load_tile<LEFT>(x, TILE_ROW_BYTES);
-      load_tile<RIGHT>(w, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-      load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-      if constexpr (BLOCKS == 2) {
-        load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-        dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-      } else {
-        load_tile<RIGHT>(w + 2 * TILE_BYTES, TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
-        load_tile<RIGHT + 1>(w + 3 * TILE_BYTES, TILE_ROW_BYTES);
-        dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
-      }
+  }
+
+  // Four tiles of sums: BLOCKS blocks of rows with 4 / BLOCKS vectors of columns.
+  template <int BLOCKS>
+  INLINE void multiply(int k, int at, int block, int vector) {
+    const char* x = rows_.tiles(block) + k / TILE_K * (int64_t)rows_.tile_step(block);
+    const char* w = wide_[at] + vector * TILE_BYTES;
+    load_tile<LEFT>(x, TILE_ROW_BYTES);
+    load_tile<RIGHT>(w, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+    if constexpr (BLOCKS == 2) {
+      load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
+      dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
+      dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
+    } else {
+      load_tile<RIGHT>(w + 2 * TILE_BYTES, TILE_ROW_BYTES);
+      dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
+      load_tile<RIGHT + 1>(w + 3 * TILE_BYTES, TILE_ROW_BYTES);
+      dot_tiles_bf16<SUMS + 3, LEFT, RIGHT + 1>();
     }
+  }
+
+  // Add the sums of the block of k, scaled.
+  template <int BLOCKS>
+  INLINE void add_sums(int k, int block, int vector, float* sums) {
+    constexpr int VECTORS = 4 / BLOCKS;
     store_tile<SUMS>(dots_[0], TILE_ROW_BYTES), store_tile<SUMS + 1>(dots_[1], TILE_ROW_BYTES);
     store_tile<SUMS + 2>(dots_[2], TILE_ROW_BYTES), store_tile<SUMS + 3>(dots_[3], TILE_ROW_BYTES);
     const float* scales = (const float*)float8_block(panel_, k) + vector * LANES;
@@ -86,7 +112,7 @@ class Float8Product {
   const char* panel_;
   const int k_;
   const Rows& rows_;
-  alignas(64) char wide_[FLOAT8_BLOCK / TILE_K * PANEL_VECTORS * TILE_BYTES];
+  alignas(64) char wide_[FLOAT8_BLOCK / TILE_K][PANEL_VECTORS * TILE_BYTES];
   alignas(64) float dots_[4][TILE_SIDE][LANES];
 };
 
