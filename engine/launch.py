@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,6 +57,7 @@ from remora.engine.weights.delete import delete_weights
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.engine.weights.resolve_model import resolve_model
 from remora.engine.weights.update import NewWeights
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +79,24 @@ class Phases:
 
     def timing(self, name: str, load: Fill) -> Fill:
         """Return `load` whose calls are timed as phase `name`."""
+        return _TimedFill(load, partial(self.timed, name))
 
-        def timed(names: Collection[str] | None) -> None:
-            with self.timed(name):
-                load(names)
 
-        return timed
+@dataclass(frozen=True, slots=True)
+class _TimedFill:
+    load: Fill
+    timed: Callable[[], AbstractContextManager[None]]
+
+    def __call__(self, names: Collection[str] | None = None) -> None:
+        with self.timed():
+            self.load(names)
+
+    def quantised(self) -> Set[str]:
+        return self.load.quantised()
+
+    def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
+        with self.timed():
+            return self.load.kinds(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

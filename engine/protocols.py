@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # HTTP handlers import this module without torch
     from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
     from remora.engine.runner.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
+    from remora.kernels.quantised.weight_kinds import WeightKind
 
 PROMPT_LOGPROB_ROWS = 64  # most rows of logits per call of `ForwardPass.logits`
 
@@ -63,6 +65,42 @@ class WeightSource(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedTensor:
+    """A tensor whose weight a source also has as it is stored.
+
+    label:          the format in a few words
+    shape:          of the weight, [*E, outputs, inputs]
+    is_transposed:  whether the tensor's last two dimensions are those of the weight exchanged
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    is_transposed: bool = False
+
+
+@runtime_checkable
+class QuantisedSource(Protocol):
+    """A WeightSource with quantised weights; `read` dequantises them."""
+
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """Return the tensors that `kinds` yields, without reading any."""
+
+    def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
+        """Yield the weights of these tensors as they are stored; other names are skipped.
+
+        Raises ConfigError for damaged ones.
+        """
+
+
+NOT_QUANTISED: Mapping[str, QuantisedTensor] = MappingProxyType({})
+
+
+def quantised_tensors(source: WeightSource) -> Mapping[str, QuantisedTensor]:
+    """Return the quantised weights of a source, which may have none."""
+    return source.quantised() if isinstance(source, QuantisedSource) else NOT_QUANTISED
+
+
 class Renaming(Protocol):
     """Maps a checkpoint's tensor names and layouts to the model's."""
 
@@ -91,12 +129,38 @@ WeightEdit = Callable[[WeightSource, Renaming], WeightSource]
 The source has the model's names; the renaming says how they were made.
 """
 
-Fill = Callable[[Collection[str] | None], None]
-"""Loads the model's tensors of these names that are not loaded yet; None = all."""
+
+class Fill(Protocol):
+    """Loads a model's tensors on demand."""
+
+    def __call__(self, names: Collection[str] | None = None) -> None:
+        """Load the tensors of these names that are not loaded yet; None = all."""
+
+    def quantised(self) -> Set[str]:
+        """Return the names of the tensors that `kinds` may read."""
+
+    def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
+        """Read these tensors as they are stored, where they are quantised and not loaded yet.
+
+        They count as loaded; the caller has them, and the model's memory is not written.
+        """
 
 
-def nothing_left(names: Collection[str] | None = None) -> None:
-    """`Fill` of a model whose weights are loaded."""
+class _NothingLeft:
+    def __call__(self, names: Collection[str] | None = None) -> None:
+        """Do nothing."""
+
+    def quantised(self) -> Set[str]:
+        """Return no names."""
+        return frozenset()
+
+    def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
+        """Return no weights."""
+        return {}
+
+
+nothing_left: Fill = _NothingLeft()
+"""`Fill` of a model whose weights are loaded."""
 
 
 MakePool = Callable[

@@ -9,16 +9,18 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.graphs import step_norms
-from remora.engine.graphs.operands import Operand, allocate_floats
+from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats
 from remora.engine.graphs.step_experts import ExpertSteps
 from remora.engine.graphs.step_latents import LatentSteps
+from remora.engine.graphs.step_products import Products
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.attention import growth_factors
 from remora.engine.layers.experts import Experts
@@ -30,14 +32,12 @@ from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
 from remora.engine.runner.inputs import InputBatch
-from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
+from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.experts import add_weighted
-from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
+from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
 from remora.kernels.cpu.norms import NormWeights
-from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
-from remora.kernels.lora import LowRankSlots
-from remora.kernels.memory import Arena, buffer
+from remora.kernels.memory import Arena
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -87,8 +87,7 @@ class StepProgramBuilder:
         self._shape = shape
         self._format, self._head_format = layer_format, head_format
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
-        self._weight_bytes = 0
-        self._shrunk: dict[int, Tensor] = {}
+        self._weight_bytes = 0  # of those that `Products` does not pack
         self._arena = Arena()
         batch = Batch(
             max_tokens=shape.max_tokens,
@@ -146,29 +145,40 @@ class StepProgramBuilder:
         fill:  loads the model's weights, block by block, unless they are loaded
         """
         model, program, config = self._model, self._program, self._config
-        fill(model.outer_tensors().keys())
-        if model.head.linear.bias is not None:
-            model.head.linear.bias *= config.head.scale
-        head = self._pack(model.head.linear, self._head_format)  # before blocks fill the memory
+        names = self._names()
+        self._products = Products(
+            program,
+            self._arena,
+            names,
+            fill,
+            self._format,
+            max(self._shape.max_tokens, self._max_logits),
+        )
+        held = fill.quantised() & {name for of_linear in names.values() for name in of_linear}
+        head = model.head.linear
+        fill(model.outer_tensors().keys() - held)
+        if head.bias is not None:
+            head.bias *= config.head.scale
+        self._products.pack(head, self._head_format)  # before blocks fill the memory
         self._stream = self._floats(config.hidden_size)
-        self._normal = self._operand(config.hidden_size, in_floats=False)
-        self._normal_in_floats = self._operand(config.hidden_size)
+        self._normal = self._rows(config.hidden_size)
         heads = config.num_heads + 2 * config.num_kv_heads
         # Used in turn for q, k and v, and for outputs that pass a norm before they are added.
-        self._made = self._floats(max(heads * config.head_dim, config.hidden_size))
-        self._attended = self._operand(config.num_heads * config.head_dim)
-        self._gated = self._operand(_dense_size(config))
+        self._made = self._floats(max(heads * config.head_dim, config.hidden_size) + PANEL)
+        self._attended = self._rows(config.num_heads * config.head_dim)
+        self._gated = self._rows(_dense_size(config))
 
         program.embed(model.embedding.weight, self._stream)
         if model.embedding.adapters is not None:
-            program.update_embedded(self._updates(model.embedding.adapters), self._stream)
+            updates = self._products.updates(model.embedding.adapters)
+            program.update_embedded(updates, self._stream)
         if model.positions is not None:
             program.embed(model.positions, self._stream, by_position=True)
         for layer, block in enumerate(model.blocks):
-            fill(model.block_tensors(layer).keys())
+            fill(model.block_tensors(layer).keys() - held)
             self._layer(layer, block)
         head_start = len(program)
-        logits = self._head(head)
+        logits = self._head()
         # After the head is packed, possibly from the same weight.
         scale = model.embedding_scale / config.block.residual_scale
         if scale != 1.0:
@@ -179,8 +189,19 @@ class StepProgramBuilder:
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
             norm=self._norm_weights(model.norm),
-            weight_bytes=self._weight_bytes,
+            weight_bytes=self._products.weight_bytes + self._weight_bytes,
         )
+
+    def _names(self) -> dict[Linear, tuple[str, ...]]:
+        """Map the layers to the names of their weights, part by part."""
+        model = self._model
+        linears = [("", model.head.linear)]
+        for layer, block in zip(model.layers, model.blocks, strict=True):
+            linears += block.linears(f"model.layers.{layer}.")
+        return {
+            linear: tuple(f"{prefix}{part}.weight" for part in linear.parts)
+            for prefix, linear in linears
+        }
 
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         attention, mlp = block.attention, block.mlp
@@ -209,9 +230,10 @@ class StepProgramBuilder:
         """Add a norm of the stream, if any; returns the input of `linears`."""
         if norm is None:
             stream, size = Rows.of(self._stream), self._config.hidden_size
-            return Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
-        has_adapters = any(linear.adapters is not None for linear in linears)
-        normal = self._normal_in_floats if has_adapters else self._normal
+            return Operand(written=stream, size=size, buffers=self._normal)
+        normal = self._normal.operand(
+            self._products.formats(*linears), in_floats=_have_adapters(linears)
+        )
         self._program.norm(self._stream, self._norm_weights(norm), normal.written)
         return normal
 
@@ -225,7 +247,8 @@ class StepProgramBuilder:
             attended, num_bytes = steps.add(attention, hidden, cache, place, (cosines, sines))
             self._weight_bytes += num_bytes
             return attended
-        self._multiply(hidden, attention.qkv_proj, self._made)
+        self._products.add(hidden, attention.qkv_proj, self._made)
+        attended = self._attended.operand(self._products.formats(attention.o_proj))
         program.rotate_and_store(
             self._made,
             cache,
@@ -241,7 +264,7 @@ class StepProgramBuilder:
             self._made,
             cache,
             place,
-            self._attended.written.values,
+            attended.written.values,
             num_heads=num_heads,
             scale=attention.spec.scale,
             window=attention.spec.window,
@@ -250,17 +273,16 @@ class StepProgramBuilder:
             sinks=attention.spec.sinks,
             slopes=attention.spec.slopes,
         )
-        return self._attended
+        return attended
 
     def _make_latent_steps(self) -> LatentSteps:
         return LatentSteps(
             self._program,
             self._config,
             max_tokens=self._shape.max_tokens,
-            format=self._format,
             plain=Format.of(self._model.dtype),
             arena=self._arena,
-            multiply=self._multiply,
+            products=self._products,
         )
 
     def _feed_forward(
@@ -268,38 +290,37 @@ class StepProgramBuilder:
     ) -> Operand:
         """Add a feed-forward layer up to its last product; returns the input of that product."""
         assert isinstance(config, MLPConfig)
-        self._multiply(
+        formats = self._products.formats(mlp.down_proj)
+        gated = self._gated.operand(formats, size=config.size)  # the buffer fits the widest layer
+        self._products.add(
             hidden,
             mlp.gate_up_proj,
-            self._gated.written.values,
+            gated.written.values,
             Epilogue.GATED if config.gated else Epilogue.STORE,
             activation=ACTIVATIONS[config.activation],
         )
-        return replace(self._gated, size=config.size)  # the buffer fits the widest layer
+        return gated
 
     def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
         """Add a layer of experts and shared experts, with its norm, to the stream."""
         assert norm is not None
-        program, config, hidden = self._program, experts.config, self._normal.rows
+        program, config, size = self._program, experts.config, self._config.hidden_size
         steps = self._steps_of(config)
         program.norm(self._stream, self._norm_weights(norm), steps.exact)
-        program.round(steps.exact.values, self._config.hidden_size, hidden)
+        hidden = Operand(written=steps.exact, size=size, buffers=self._normal)
         self._weight_bytes += steps.add(experts, hidden, Rows.of(self._stream))
         shared = experts.shared
         if shared is None or config.shared is None:
             return
-        has_adapters = shared.gate_up_proj.adapters is not None
-        written = steps.exact if hidden.format.is_grouped and has_adapters else hidden
-        read = Operand(written=written, rows=hidden, size=self._config.hidden_size)
-        gated = self._feed_forward(config.shared, shared, read)
+        gated = self._feed_forward(config.shared, shared, hidden)
         if experts.shared_gate is None:
             self._leave(gated, shared.down_proj, None)
             return
         gate = steps.pack(*experts.shared_gate.release(), Format.F32)
         self._weight_bytes += gate.num_bytes
         program.multiply(steps.exact, gate, steps.share, activation=Activation.SIGMOID)
-        self._multiply(gated, shared.down_proj, self._made)
-        add_weighted(program, self._made, self._config.hidden_size, steps.share, self._stream)
+        self._products.add(gated, shared.down_proj, self._made)
+        add_weighted(program, self._made, size, steps.share, self._stream)
 
     def _steps_of(self, config: ExpertsConfig) -> ExpertSteps:
         if config not in self._expert_steps:
@@ -310,31 +331,30 @@ class StepProgramBuilder:
                 max_tokens=self._shape.max_tokens,
                 format=self._format,
                 arena=self._arena,
+                products=self._products,
             )
         return self._expert_steps[config]
 
     def _leave(self, x: Operand, linear: Linear, norm: Norm | None) -> None:
         """Add a part's last product, normalised if it has a norm, to the stream."""
         if norm is None:
-            self._multiply(x, linear, self._stream, Epilogue.ADD)
+            self._products.add(x, linear, self._stream, Epilogue.ADD)
             return
-        self._multiply(x, linear, self._made)
+        self._products.add(x, linear, self._made)
         weights = step_norms.of_rows(norm, residual_scale=1.0)
         self._program.norm(self._made, weights, Rows.of(self._stream), adds=True)
 
-    def _head(self, weight: PackedWeight) -> Tensor:
+    def _head(self) -> Tensor:
         """Add the last norm and the head; returns the buffer of logits."""
-        adapters, config = self._model.head.linear.adapters, self._config
-        in_floats = adapters is not None
-        normal = self._operand(config.hidden_size, in_floats=in_floats, on_logits=True)
+        head, config = self._model.head.linear, self._config
+        rows = self._rows(config.hidden_size, on_logits=True)
+        normal = rows.operand(self._products.formats(head), in_floats=_have_adapters([head]))
         logits = self._floats(self._model.vocab_size, on_logits=True)
         weights = self._norm_weights(self._model.norm, factor=config.head.scale)
         self._program.norm(self._stream, weights, normal.written, on_logits=True)
         limit = config.head.soft_cap
         activation = Activation.LINEAR if limit is None else Activation.CAP
-        self._add_product(
-            normal, weight, adapters, logits, activation=activation, limit=limit or 0.0
-        )
+        self._products.add(normal, head, logits, activation=activation, limit=limit or 0.0)
         return logits
 
     def _norm_weights(self, norm: Norm, *, factor: float = 1.0) -> NormWeights:
@@ -345,84 +365,19 @@ class StepProgramBuilder:
         scale = self._config.block.residual_scale
         return step_norms.of_rows(norm, residual_scale=scale, factor=factor)
 
-    def _multiply(
-        self,
-        x: Operand,
-        linear: Linear,
-        out: Tensor,
-        epilogue: Epilogue = Epilogue.STORE,
-        *,
-        activation: Activation = Activation.LINEAR,
-    ) -> None:
-        """Add the product with a layer's weight and its adapters, if any."""
-        weight = self._pack(linear, self._format, gated=epilogue is Epilogue.GATED)
-        self._add_product(x, weight, linear.adapters, out, epilogue, activation=activation)
-
-    def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:
-        weight, bias = linear.release()
-        packed = pack(
-            self._team,
-            weight,
-            bias,
-            format,
-            self._arena,
-            gated=gated,
-            spent=linear.owns_weight,
-        )
-        self._weight_bytes += packed.num_bytes
-        return packed
-
-    def _add_product(
-        self,
-        x: Operand,
-        weight: PackedWeight,
-        adapters: LowRankSlots | None,
-        out: Tensor,
-        epilogue: Epilogue = Epilogue.STORE,
-        *,
-        activation: Activation = Activation.LINEAR,
-        limit: float = 0.0,
-    ) -> None:
-        program, updates = self._program, None
-        if adapters is not None:
-            updates = self._updates(adapters)
-            program.shrink(x.written.values, updates, on_logits=x.on_logits)
-        if x.rows is not x.written:
-            program.round(x.written.values, x.size, x.rows, on_logits=x.on_logits)
-        program.multiply(
-            x.rows,
-            weight,
-            out,
-            epilogue,
-            activation=activation,
-            limit=limit,
-            updates=updates,
-            on_logits=x.on_logits,
-        )
-
-    def _updates(self, slots: LowRankSlots) -> Updates:
-        width = slots.a.shape[1]
-        if width not in self._shrunk:
-            num_rows = max(self._shape.max_tokens, self._max_logits)
-            self._shrunk[width] = buffer((num_rows, width), torch.float32)
-        return Updates(slots, self._shrunk[width])
-
     def _floats(self, size: int, *, on_logits: bool = False) -> Tensor:
         """Allocate [T or R, size] with room for the panels that products write."""
         return allocate_floats(self._num_rows(on_logits), size)
 
-    def _operand(self, size: int, *, in_floats: bool = True, on_logits: bool = False) -> Operand:
-        return Operand.allocate(
-            self._team,
-            self._head_format if on_logits else self._format,
-            self._num_rows(on_logits),
-            size,
-            in_floats=in_floats,
-            on_logits=on_logits,
-        )
+    def _rows(self, size: int, *, on_logits: bool = False) -> RowBuffers:
+        return RowBuffers(self._team, self._num_rows(on_logits), size, on_logits=on_logits)
 
     def _num_rows(self, on_logits: bool) -> int:
         return self._max_logits if on_logits else self._shape.max_tokens
+
+
+def _have_adapters(linears: Iterable[Linear]) -> bool:
+    return any(linear.adapters is not None for linear in linears)
 
 
 def _dense_size(config: DecoderConfig) -> int:

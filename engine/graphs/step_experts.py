@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from remora.engine.graphs.operands import Operand, allocate_floats, whole_panels
+from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats, whole_panels
+from remora.engine.graphs.step_products import Products
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.cpu import experts as native
@@ -36,6 +37,7 @@ class ExpertSteps:
         max_tokens: int,
         format: Format,
         arena: Arena,
+        products: Products,
     ) -> None:
         """See `add`.
 
@@ -43,52 +45,55 @@ class ExpertSteps:
         arena:   memory of packed weights
         """
         self._program, self._config = program, config
-        self._format, self._arena = format, arena
+        self._format, self._arena, self._products = format, arena, products
         team, top_k = program.team, config.routing.top_k
-        self.exact = Rows.allocate(team, Format.F32, max_tokens, hidden_size)
+        self.exact = Rows.allocate(team, Format.F32, max_tokens, whole_panels(hidden_size))
         self._logits = allocate_floats(max_tokens, config.num_experts)
         self.share = allocate_floats(max_tokens, 1)
         self._choices = native.Choices.allocate(
             num_tokens=max_tokens, num_experts=config.num_experts, top_k=top_k
         )
-        self._weighed = Rows.allocate(team, format, max_tokens, whole_panels(hidden_size))
+        self._weighed = RowBuffers(team, max_tokens, hidden_size)
         num_pairs = max_tokens * top_k
-        self._read = Operand.allocate(team, format, num_pairs, hidden_size, in_floats=False)
-        self._gated = Operand.allocate(team, format, num_pairs, config.size)
+        self._read = RowBuffers(team, num_pairs, hidden_size)
+        self._gated = RowBuffers(team, num_pairs, config.size)
         self._given = allocate_floats(num_pairs, hidden_size)
         self._hidden_size = hidden_size
 
-    def add(self, experts: Experts, hidden: Rows, out: Rows) -> int:
+    def add(self, experts: Experts, hidden: Operand, out: Rows) -> int:
         """Add a layer's experts, without shared ones.
 
-        hidden:  [T, >= H] input of the experts; the router reads `exact`
+        hidden:  [T, >= H] input of the experts, written to `exact`, which the router reads
         out:     [T, >= H] float32, to which the output is added
         The layer's weights are packed and released. Returns the bytes that one token reads of them.
         """
-        program, choices, gated = self._program, self._choices, self._gated
+        program, choices = self._program, self._choices
         router = self.pack(*experts.router.release(), Format.F32)
         program.multiply(self.exact, router, self._logits)
         native.route(program, self._logits, self._config.routing, experts.correction, choices)
-        if self._config.weighs_inputs:
-            native.scale_tokens(
-                program, self.exact.values, self._hidden_size, self._weighed, choices
-            )
-            hidden = self._weighed
-        native.sort_pairs(program, choices)
-        native.gather(program, hidden, self._read.rows, choices)
         gate_up, down = self._pack_experts(experts)
+        of_inner, of_outer = gate_up[0].format, down[0].format
+        if self._config.weighs_inputs:
+            given = self._weighed.rows(of_inner)
+            native.scale_tokens(program, self.exact.values, self._hidden_size, given, choices)
+        else:
+            given = self._products.rounded(hidden, of_inner)
+        native.sort_pairs(program, choices)
+        read, gated = self._read.rows(of_inner), self._gated.operand([of_outer])
+        native.gather(program, given, read, choices)
         native.multiply_experts(
             program,
-            self._read.rows,
+            read,
             gate_up,
             gated.written.values,
             choices,
             gating=self._config.gating,
         )
-        if gated.rows is not gated.written:
+        rows = gated.rows(of_outer)
+        if rows is not gated.written:
             top_k = choices.top_k
-            program.round(gated.written.values, gated.size, gated.rows, rows_per_token=top_k)
-        native.multiply_experts(program, gated.rows, down, self._given, choices)
+            program.round(gated.written.values, gated.size, rows, rows_per_token=top_k)
+        native.multiply_experts(program, rows, down, self._given, choices)
         native.add_weighted(
             program, self._given, self._hidden_size, choices.weights, out.values, choices
         )

@@ -9,23 +9,19 @@ of a head that are not, V elements of a head's value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from remora.engine.graphs import step_norms
-from remora.engine.graphs.operands import Operand, allocate_floats, whole_panels
+from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats, whole_panels
+from remora.engine.graphs.step_products import Products
 from remora.engine.layers.latent_attention import LatentAttention
-from remora.engine.layers.linear import Linear
 from remora.engine.models.config import DecoderConfig
 from remora.kernels.cpu.buffers import PagedCache, Rows
 from remora.kernels.cpu.latents import join_heads, join_latents, multiply_heads
-from remora.kernels.cpu.library import Format
+from remora.kernels.cpu.library import PANEL, Format
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena
-
-Multiply = Callable[[Operand, Linear, Tensor], None]
 
 
 class LatentSteps:
@@ -41,21 +37,18 @@ class LatentSteps:
         config: DecoderConfig,
         *,
         max_tokens: int,
-        format: Format,
         plain: Format,
         arena: Arena,
-        multiply: Multiply,
+        products: Products,
     ) -> None:
         """See `add`.
 
-        format:    of the weights of the layers' products
-        plain:     of per-head weights, which are not quantised
-        multiply:  adds a product with a layer
+        plain:  of per-head weights, which are not quantised
         """
         latent = config.attention.latent
         assert latent is not None
         self._program, self._latent, self._num_heads = program, latent, config.num_heads
-        self._arena, self._multiply = arena, multiply
+        self._arena, self._products = arena, products
         team, heads = program.team, config.num_heads
         self._row = latent.size + latent.rotary_size
         self._query_size = heads * (latent.key_size + latent.rotary_size)
@@ -66,18 +59,18 @@ class LatentSteps:
         def rows(size: int) -> Rows:
             return Rows.allocate(team, self._plain, max_tokens, whole_panels(size))
 
-        self._made = allocate_floats(max_tokens, first + self._row)
+        self._made = allocate_floats(max_tokens, first + self._row + PANEL)
         self._kept = self._made[:, first : first + self._row]
         self._query = self._made
         if latent.query_rank is not None:
-            self._narrow = Operand.allocate(team, format, max_tokens, latent.query_rank)
+            self._narrow = RowBuffers(team, max_tokens, latent.query_rank)
             self._query = allocate_floats(max_tokens, self._query_size)
         self._query_rows = rows(self._query_size)
         self._absorbed = allocate_floats(max_tokens, heads * self._steps[0])
         self._heads = allocate_floats(max_tokens, (heads + 1) * self._row)
         self._attended = rows(heads * self._row)
         self._values = allocate_floats(max_tokens, heads * self._steps[1])
-        self._joined = Operand.allocate(team, format, max_tokens, heads * latent.value_size)
+        self._joined = RowBuffers(team, max_tokens, heads * latent.value_size)
 
     def add(
         self,
@@ -96,11 +89,13 @@ class LatentSteps:
         those of `multiply`.
         """
         program, latent, num_heads = self._program, self._latent, self._num_heads
-        self._multiply(hidden, attention.in_proj, self._made)
+        products = self._products
+        products.add(hidden, attention.in_proj, self._made)
         if attention.q_norm is not None and attention.q_b_proj is not None:
             norm = step_norms.of_rows(attention.q_norm, residual_scale=1.0)
-            program.norm(self._made, norm, self._narrow.written)
-            self._multiply(self._narrow, attention.q_b_proj, self._query)
+            narrow = self._narrow.operand(products.formats(attention.q_b_proj))
+            program.norm(self._made, norm, narrow.written)
+            products.add(narrow, attention.q_b_proj, self._query)
         make_keys, make_values = self._pack_heads(attention)
 
         program.round(self._query, self._query_size, self._query_rows)
@@ -141,7 +136,8 @@ class LatentSteps:
             window=attention.spec.window,
         )
         multiply_heads(program, self._attended, self._row, make_values, self._values, to_values)
-        joined, size = self._joined, latent.value_size
+        joined = self._joined.operand(products.formats(attention.o_proj))
+        size = latent.value_size
         join_heads(program, self._values, to_values, num_heads, size, joined.written)
         return joined, sum(weight.num_bytes for weight in (*make_keys, *make_values))
 

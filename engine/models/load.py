@@ -85,8 +85,8 @@ def open_model(path: Path, **options: Unpack[LoadOptions]) -> Iterator[tuple[Dec
     is_shown, num_threads = options["show_progress"], loading.num_threads
     with filling(model, source, show_progress=is_shown, num_threads=num_threads) as filled:
         if load_format == "pt":  # read a file at a time, not a tensor
-            filled.fill()
-        yield model, filled.fill
+            filled()
+        yield model, filled
 
 
 def filling(

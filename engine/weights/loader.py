@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.shard import Shard
-from remora.engine.protocols import WeightSource
+from remora.engine.protocols import QuantisedSource, WeightSource, quantised_tensors
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ MAX_NAMES_SHOWN = 8
 class Filling:
     """Copies a source's tensors into a model's memory, converted to its dtype and device.
 
-    A context manager: `fill` fills parts on demand, and the exit fills the rest. References to
-    filled memory are dropped.
+    A context manager and a `Fill`: calls fill parts on demand, and the exit fills the rest.
+    References to filled memory are dropped.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Filling:
         _check(expected, source.shapes(), source.label, unused)
         self._left = dict(tensors)
         self._source, self._num_threads = source, num_threads
+        self._quantised = quantised_tensors(source).keys() & tensors.keys()
         self._num_tensors = len(tensors)
         self._num_bytes = sum(shard.memory.nbytes for shard in tensors.values())
         self._seconds = 0.0
@@ -75,7 +77,7 @@ class Filling:
         """Fill the rest, unless there was an error."""
         try:
             if kind is None:
-                self.fill()
+                self()
         finally:
             self._bar.__exit__(None, None, None)
         if kind is None:
@@ -87,7 +89,7 @@ class Filling:
                 self._seconds,
             )
 
-    def fill(self, names: Collection[str] | None = None) -> None:
+    def __call__(self, names: Collection[str] | None = None) -> None:
         """Fill these tensors if they are not filled yet; None = all. Raises ConfigError."""
         started = time.perf_counter()
         asked = self._left.keys() if names is None else self._left.keys() & names
@@ -95,6 +97,21 @@ class Filling:
         for name in _filled(some, self._source, self._num_threads):
             self._advance(some[name].memory.nbytes)
         self._seconds += time.perf_counter() - started
+
+    def quantised(self) -> Set[str]:
+        """Return the names of quantised tensors."""
+        return self._quantised
+
+    def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
+        """Read these tensors as they are stored, unless filled yet; they are not filled then."""
+        started, found = time.perf_counter(), {}
+        wanted = self._quantised & self._left.keys() & set(names)
+        if wanted and isinstance(self._source, QuantisedSource):
+            for name, kind in self._source.kinds(wanted):
+                found[name] = kind
+                self._advance(self._left.pop(name).memory.nbytes)
+        self._seconds += time.perf_counter() - started
+        return found
 
 
 def fill(

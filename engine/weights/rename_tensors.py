@@ -6,6 +6,7 @@ are in `engine/models/families/`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import TensorRule
-from remora.engine.protocols import WeightSource
+from remora.engine.protocols import (
+    QuantisedSource,
+    QuantisedTensor,
+    WeightSource,
+    quantised_tensors,
+)
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 _SAME = TensorRule(".*", (r"\g<0>",))
 _LAST_WORD = re.compile(r"(\w+)\\\.(?:weight|\(weight\|bias\))$")
@@ -79,6 +86,7 @@ class RenamedWeights:
         for theirs, shape in source.shapes().items():
             self._names[theirs] = self._renaming.names(theirs)
             self._shapes.update(self._split_shape(theirs, shape))
+        self._quantised = dict(self._find_quantised())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor, by the model's names."""
@@ -94,6 +102,51 @@ class RenamedWeights:
             for name, part in zip(self._names[theirs], parts, strict=True):
                 if name in names:
                     yield name, part
+
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """Return the quantised weights that are rows of quantised ones in the checkpoint."""
+        return self._quantised
+
+    def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
+        """Yield the weights of these names, fused ones split by rows."""
+        wanted = {
+            theirs: stored
+            for theirs, stored in quantised_tensors(self._source).items()
+            if any(name in names and name in self._quantised for name in self._names[theirs])
+        }
+        if not isinstance(self._source, QuantisedSource):
+            return
+        for theirs, whole in self._source.kinds(wanted):
+            rows = self._rows(theirs, wanted[theirs])
+            for name, part in zip(self._names[theirs], rows, strict=True):
+                if name in names:
+                    is_whole = torch.equal(part, torch.arange(math.prod(whole.shape[:-1])))
+                    yield name, whole if is_whole else whole.select(part)
+
+    def _find_quantised(self) -> Iterator[tuple[str, QuantisedTensor]]:
+        """Yield weights with the model's names, as far as they are rows of the checkpoint's."""
+        for theirs, stored in quantised_tensors(self._source).items():
+            parts = self._rows(theirs, stored)
+            for name, rows in zip(self._names[theirs], parts, strict=bool(parts)):
+                shape = (len(rows), stored.shape[-1])
+                if shape == self._shapes[name]:
+                    yield name, QuantisedTensor(label=stored.label, shape=shape)
+
+    def _rows(self, theirs: str, stored: QuantisedTensor) -> tuple[Tensor, ...]:
+        """Return the rows [R] of a quantised weight that each part has; () = parts are not rows.
+
+        An index of the rows is split as the weight is.
+        """
+        *rows, _ = stored.shape
+        index = torch.arange(math.prod(rows)).view(*rows, 1)
+        try:
+            whole = index.transpose(-1, -2) if stored.is_transposed else index
+            parts = self._renaming.parts(theirs, whole)
+        except RuntimeError:  # it computes with values
+            return ()
+        if any(part.shape[1:] != (1,) or part.dtype != index.dtype for part in parts):
+            return ()
+        return tuple(part.flatten() for part in parts)
 
     def _split_shape(
         self, theirs: str, shape: tuple[int, ...]

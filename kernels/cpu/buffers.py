@@ -16,7 +16,7 @@ from remora.kernels.cpu.structs import (
     RowsStruct,
     struct_of,
 )
-from remora.kernels.lora import LowRankSlots
+from remora.kernels.lora import COLUMNS, LowRankSlots
 from remora.kernels.memory import buffer
 
 
@@ -63,23 +63,31 @@ class Updates:
 
     slots:   adapter weights; may be written to between runs
     shrunk:  [rows, >= P * r] float32; consecutive products may share it
+    first:   the updates' column that is the product's first; it begins a block of B
     """
 
-    def __init__(self, slots: LowRankSlots, shrunk: Tensor) -> None:
+    def __init__(self, slots: LowRankSlots, shrunk: Tensor, first: int = 0) -> None:
         if shrunk.shape[1] < slots.a.shape[1]:
             raise ValueError(
                 f"the buffer is {list(shrunk.shape)}; it needs {slots.a.shape[1]} columns"
             )
+        if first % COLUMNS:
+            raise ValueError(f"column {first} is inside a block of {COLUMNS}")
         self.slots = slots
         self.shrunk = shrunk
-        self._bounds = torch.tensor(slots.bounds, dtype=torch.int32)
+        self.first = first
+        self._bounds = torch.tensor(slots.bounds, dtype=torch.int32) - first
+
+    def covers(self, num_columns: int) -> bool:
+        """Return whether so many columns from the first on are whole parts."""
+        return self.first + num_columns in self.slots.bounds
 
     def struct(self) -> LowRankStruct:
         """Return the library's view of it."""
         slots = self.slots
         return LowRankStruct(
             a=slots.a.data_ptr(),
-            b=slots.b.data_ptr(),
+            b=slots.b[0, self.first // COLUMNS :].data_ptr(),
             format=Format.of(slots.a.dtype),
             inputs=slots.a.shape[2],
             outputs=slots.bounds[-1],

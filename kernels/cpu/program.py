@@ -239,9 +239,10 @@ class Program:
         updates:     added to the product before the epilogue; requires `shrink` before
         """
         self.check_rows(x.values, out, on_logits=on_logits)
-        if updates is not None and updates.slots.bounds[-1] != weight.n:
+        if updates is not None and not updates.covers(weight.n):
             raise ValueError(
-                f"updates have {updates.slots.bounds[-1]} columns, the weight {weight.n}"
+                f"updates have {updates.slots.bounds[-1]} columns, the weight {weight.n} from "
+                f"column {updates.first} on"
             )
         to = output_of(x, weight, out, epilogue, activation, limit)
         self.add("multiply", on_logits, weight, x, to, updates, keeps=(out,))

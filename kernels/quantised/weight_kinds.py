@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,20 @@ class WeightKind(ABC):
             last = min(first + step, total)
             plain[first:last] = self.rows(first, last)
         return plain.view(self.shape)
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> WeightKind:
+        """Return the weight [R, I] of some rows.
+
+        rows:  [R] int64, indices into the rows of all leading dimensions
+        """
+
+    @abstractmethod
+    def joined(self, others: Sequence[Self]) -> Self | None:
+        """Return the weight with the rows of others below its own; None = they cannot share one.
+
+        others:  of the same class and number of inputs
+        """
 
     def product(self, inputs: Tensor) -> Tensor:
         """Multiply rows [R, I] by a weight [O, I]: the float32 reference of all kernels."""
@@ -95,6 +111,32 @@ class IntWeight(WeightKind):
             values -= self.zeros[first:last].float()[:, self.groups]
         return values * self.scales[first:last].float()[:, self.groups]
 
+    def select(self, rows: Tensor) -> IntWeight:
+        """Return the weight of some rows."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
+
+    def joined(self, others: Sequence[IntWeight]) -> IntWeight | None:
+        """Join weights of the same groups, both with zeros or both without."""
+        has_zeros = self.zeros is not None
+        for other in others:
+            is_like = (other.bits, other.codes.dtype, other.scales.dtype) == (
+                self.bits,
+                self.codes.dtype,
+                self.scales.dtype,
+            )
+            is_like = is_like and (other.zeros is not None) == has_zeros
+            if not is_like or not torch.equal(other.groups, self.groups):
+                return None
+        every = (self, *others)
+        zeros = [one.zeros for one in every if one.zeros is not None]
+        return replace(
+            self,
+            codes=torch.cat([one.codes for one in every]),
+            scales=torch.cat([one.scales for one in every]),
+            zeros=torch.cat(zeros) if has_zeros else None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float8Weight(WeightKind):
@@ -133,6 +175,29 @@ class Float8Weight(WeightKind):
             scales = scales.repeat_interleave(wide, 1)[:, :inputs]
         return values * scales
 
+    def select(self, rows: Tensor) -> Float8Weight:
+        """Return the weight of some rows, each with scales of its own."""
+        outputs, blocks = self.values.shape[-2], self.scales.shape[-2]
+        places = rows // outputs * blocks + rows % outputs // self.block[0]
+        return Float8Weight(
+            values=self.values.flatten(0, -2).view(torch.uint8)[rows].view(self.values.dtype),
+            scales=self.scales.flatten(0, -2)[places],
+            block=(1, self.block[1]),
+        )
+
+    def joined(self, others: Sequence[Float8Weight]) -> Float8Weight | None:
+        """Join weights of blocks of the same width; each row has scales of its own then."""
+        every = (self, *others)
+        if len({(one.values.dtype, one.scales.dtype, one.block[1]) for one in every}) > 1:
+            return None
+        rows = [one.select(torch.arange(math.prod(one.shape[:-1]))) for one in every]
+        values = torch.cat([one.values.view(torch.uint8) for one in rows])
+        return Float8Weight(
+            values=values.view(self.values.dtype),
+            scales=torch.cat([one.scales for one in rows]),
+            block=rows[0].block,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float4Weight(WeightKind):
@@ -167,6 +232,21 @@ class Float4Weight(WeightKind):
         grouped = values.view(len(values), scales.shape[1], -1)
         return (grouped * scales[..., None]).flatten(1)
 
+    def select(self, rows: Tensor) -> Float4Weight:
+        """Return the weight of some rows."""
+        values, scales = self.values.flatten(0, -2)[rows], self.scales.flatten(0, -2)[rows]
+        return Float4Weight(values=values, scales=scales)
+
+    def joined(self, others: Sequence[Float4Weight]) -> Float4Weight | None:
+        """Join weights of the same groups."""
+        every = (self, *others)
+        if len({one.scales.shape[-1] for one in every}) > 1:
+            return None
+        return Float4Weight(
+            values=torch.cat([one.values.flatten(0, -2) for one in every]),
+            scales=torch.cat([one.scales.flatten(0, -2) for one in every]),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWeight(WeightKind):
@@ -200,10 +280,54 @@ class TableWeight(WeightKind):
 
     def rows(self, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
+        places = torch.arange(first * self.size[1], last * self.size[1])
+        return (self.table[self._codes(places)] * self.scales[places // self.run]).view(
+            -1, self.size[1]
+        )
+
+    def select(self, rows: Tensor) -> TableWeight:
+        """Return the weight of some rows, in runs that begin anew in each row."""
         inputs = self.size[1]
-        places = torch.arange(first * inputs, last * inputs)
-        codes = self.values[places // 2] >> (1 - places % 2) * 4 & 15
-        return (self.table[codes.int()] * self.scales[places // self.run]).view(-1, inputs)
+        places = (rows[:, None] * inputs + torch.arange(inputs)).flatten()
+        codes = torch.nn.functional.pad(self._codes(places), (0, len(places) % 2))
+        run = math.gcd(inputs, self.run)
+        return TableWeight(
+            values=(codes[0::2] << 4 | codes[1::2]).to(torch.uint8),
+            table=self.table,
+            scales=self.scales[places[::run] // self.run],
+            run=run,
+            size=(len(rows), inputs),
+        )
+
+    def joined(self, others: Sequence[TableWeight]) -> TableWeight | None:
+        """Join weights of whole runs in each row and the same table."""
+        every, inputs = (self, *others), self.size[1]
+        if inputs % 2 or inputs % self.run:
+            return None
+        if any(one.run != self.run or not torch.equal(one.table, self.table) for one in others):
+            return None
+        return TableWeight(
+            values=torch.cat([one.values for one in every]),
+            table=self.table,
+            scales=torch.cat([one.scales for one in every]),
+            run=self.run,
+            size=(sum(one.size[0] for one in every), inputs),
+        )
+
+    def _codes(self, places: Tensor) -> Tensor:
+        """Return the codes [places] int32 at places of the flattened weight."""
+        return (self.values[places // 2] >> (1 - places % 2) * 4 & 15).int()
+
+
+def join(kinds: Sequence[WeightKind]) -> WeightKind | None:
+    """Return the weight [O, I] with the rows of all; None = they cannot share one.
+
+    kinds:  weights [O, I] of the same number of inputs
+    """
+    first, *others = kinds
+    if any(type(other) is not type(first) for other in others):
+        return None
+    return first.joined(others) if others else first
 
 
 def _check_codes(codes: Tensor, *dtypes: torch.dtype) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.protocols import WeightSource
+from remora.engine.protocols import QuantisedTensor, WeightSource
 from remora.engine.weights.formats.registry import format_of
 from remora.engine.weights.formats.stored import Inventory, Settings, StoredWeight, matches
 from remora.kernels.quantised.weight_kinds import WeightKind
@@ -60,11 +60,17 @@ class QuantisedWeights:
         """Yield each of these tensors, dequantised one at a time."""
         wanted = set(names)
         yield from self._source.read((wanted & self._shapes.keys()) - self.stored.keys())
-        for name in self.stored:
-            if name in wanted:
-                plain = self.kind(name).dequantised(self._dtype)
-                is_transposed = self.stored[name].is_transposed
-                yield name, plain.transpose(-1, -2) if is_transposed else plain
+        for name, kind in self.kinds(wanted):
+            plain = kind.dequantised(self._dtype)
+            yield name, plain.transpose(-1, -2) if self.stored[name].is_transposed else plain
+
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """Return the quantised weights."""
+        return {name: weight.as_tensor() for name, weight in self.stored.items()}
+
+    def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
+        """Yield each of these weights as it is stored. Raises ConfigError for damaged ones."""
+        return ((name, self.kind(name)) for name in self.stored if name in names)
 
     def kind(self, name: str) -> WeightKind:
         """Read one quantised weight as it is stored. Raises ConfigError if it is damaged."""

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.protocols import WeightSource
+from remora.engine.protocols import QuantisedTensor, WeightSource
 from remora.kernels.quantised.weight_kinds import WeightKind
 
 Settings = Mapping[str, Any]
@@ -50,6 +50,13 @@ class StoredWeight:
     def module(self) -> str:
         """The module that has the weight."""
         return self.name.removesuffix(".weight")
+
+    def as_tensor(self) -> QuantisedTensor:
+        """Return what the tensor is as a quantised one."""
+        *leading, rows, columns = self.shape
+        last = (columns, rows) if self.is_transposed else (rows, columns)
+        shape = (*leading, *last)
+        return QuantisedTensor(label=self.label, shape=shape, is_transposed=self.is_transposed)
 
 
 class Inventory:
