@@ -12,7 +12,15 @@ from pathlib import Path
 from torch import Tensor
 
 from remora.configs.errors import ConfigError, InvalidAdapter
-from remora.engine.protocols import Renaming, WeightEdit, WeightSource
+from remora.engine.protocols import (
+    QuantisedSource,
+    QuantisedTensor,
+    Renaming,
+    WeightEdit,
+    WeightSource,
+    quantised_tensors,
+)
+from remora.kernels.quantised.weight_kinds import WeightKind
 from remora.lora.adapter import Adapter, read_adapter
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -36,6 +44,17 @@ class MergedWeights:
             kept = self._adapter.replaced.get(name, tensor)
             update = self._adapter.updates.get(name)
             yield name, kept if update is None else update.updated(kept)
+
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """Return the base's quantised weights that the adapter leaves as they are."""
+        changed = self._adapter.updates.keys() | self._adapter.replaced.keys()
+        stored = quantised_tensors(self._base)
+        return {name: stored[name] for name in stored.keys() - changed}
+
+    def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
+        """Yield the base's weights."""
+        assert isinstance(self._base, QuantisedSource)
+        return self._base.kinds(self.quantised().keys() & set(names))
 
 
 def merging(folder: Path) -> WeightEdit:

@@ -9,8 +9,9 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from remora.engine.graphs.step_latents import LatentSteps
 from remora.engine.graphs.step_products import Products
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.attention import growth_factors
-from remora.engine.layers.experts import Experts
+from remora.engine.layers.experts import EXPERTS, Experts
 from remora.engine.layers.latent_attention import LatentAttention
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
@@ -154,7 +155,7 @@ class StepProgramBuilder:
             self._format,
             max(self._shape.max_tokens, self._max_logits),
         )
-        held = fill.quantised() & {name for of_linear in names.values() for name in of_linear}
+        held = fill.quantised() & {*chain.from_iterable(names.values()), *self._of_experts()}
         head = model.head.linear
         fill(model.outer_tensors().keys() - held)
         if head.bias is not None:
@@ -203,13 +204,21 @@ class StepProgramBuilder:
             for prefix, linear in linears
         }
 
+    def _of_experts(self) -> Iterator[str]:
+        """Yield the names of the weights of routed experts."""
+        for layer, block in zip(self._model.layers, self._model.blocks, strict=True):
+            if isinstance(block.mlp, Experts):
+                prefix = _mlp_prefix(layer)
+                inside = f"{prefix}{EXPERTS}"
+                yield from (name for name, _ in block.mlp.tensors(prefix) if inside in name)
+
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         attention, mlp = block.attention, block.mlp
         reading, o_proj = attention.linears()[0], attention.o_proj
         if isinstance(mlp, Experts):
             attended = self._attend(layer, block, self._enter(block.attention_norm, reading))
             self._leave(attended, o_proj, block.attention_out_norm)
-            self._through_experts(block.mlp_norm, mlp)
+            self._through_experts(layer, block.mlp_norm, mlp)
             return
         is_parallel = self._config.block.parallel
         shares_norm = is_parallel and block.mlp_norm is None
@@ -301,14 +310,15 @@ class StepProgramBuilder:
         )
         return gated
 
-    def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
+    def _through_experts(self, layer: int, norm: Norm | None, experts: Experts) -> None:
         """Add a layer of experts and shared experts, with its norm, to the stream."""
         assert norm is not None
         program, config, size = self._program, experts.config, self._config.hidden_size
         steps = self._steps_of(config)
         program.norm(self._stream, self._norm_weights(norm), steps.exact)
         hidden = Operand(written=steps.exact, size=size, buffers=self._normal)
-        self._weight_bytes += steps.add(experts, hidden, Rows.of(self._stream))
+        prefix = _mlp_prefix(self._model.layers[layer])
+        self._weight_bytes += steps.add(experts, prefix, hidden, Rows.of(self._stream))
         shared = experts.shared
         if shared is None or config.shared is None:
             return
@@ -374,6 +384,10 @@ class StepProgramBuilder:
 
     def _num_rows(self, on_logits: bool) -> int:
         return self._max_logits if on_logits else self._shape.max_tokens
+
+
+def _mlp_prefix(layer: int) -> str:
+    return f"model.layers.{layer}.mlp."
 
 
 def _have_adapters(linears: Iterable[Linear]) -> bool:

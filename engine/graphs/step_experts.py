@@ -11,14 +11,16 @@ from torch import Tensor
 
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats, whole_panels
 from remora.engine.graphs.step_products import Products
-from remora.engine.layers.experts import Experts
+from remora.engine.layers.experts import EXPERTS, Experts
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.cpu import experts as native
 from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.library import Format
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
+from remora.kernels.cpu.stored_layout import pack_stored
 from remora.kernels.memory import Arena
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 
 class ExpertSteps:
@@ -60,9 +62,10 @@ class ExpertSteps:
         self._given = allocate_floats(num_pairs, hidden_size)
         self._hidden_size = hidden_size
 
-    def add(self, experts: Experts, hidden: Operand, out: Rows) -> int:
+    def add(self, experts: Experts, prefix: str, hidden: Operand, out: Rows) -> int:
         """Add a layer's experts, without shared ones.
 
+        prefix:  of the names of the layer's tensors
         hidden:  [T, >= H] input of the experts, written to `exact`, which the router reads
         out:     [T, >= H] float32, to which the output is added
         The layer's weights are packed and released. Returns the bytes that one token reads of them.
@@ -71,7 +74,7 @@ class ExpertSteps:
         router = self.pack(*experts.router.release(), Format.F32)
         program.multiply(self.exact, router, self._logits)
         native.route(program, self._logits, self._config.routing, experts.correction, choices)
-        gate_up, down = self._pack_experts(experts)
+        gate_up, down = self._pack_experts(experts, prefix)
         of_inner, of_outer = gate_up[0].format, down[0].format
         if self._config.weighs_inputs:
             given = self._weighed.rows(of_inner)
@@ -107,19 +110,37 @@ class ExpertSteps:
         team = self._program.team
         return pack(team, weight, bias, format, self._arena, gated=gated, spent=True)
 
-    def _pack_experts(self, experts: Experts) -> tuple[list[PackedWeight], list[PackedWeight]]:
+    def _pack_experts(
+        self, experts: Experts, prefix: str
+    ) -> tuple[list[PackedWeight], list[PackedWeight]]:
         """Return the packed gate-up and down projections of each expert."""
-        of_inner, of_all = experts.biases
-        gate_up, down = experts.release()
-        return (
-            [
-                self.pack(
-                    weight, None if of_inner is None else of_inner[i], self._format, gated=True
-                )
-                for i, weight in enumerate(gate_up)
-            ],
-            [
-                self.pack(weight, None if of_all is None else of_all[i], self._format)
-                for i, weight in enumerate(down)
-            ],
-        )
+        of_inner, of_outer = experts.biases
+        number = self._config.num_experts
+        names = [f"{prefix}{EXPERTS}{expert}." for expert in range(number)]
+        held = self._products.stored_experts(names, ("gate_proj", "up_proj"), experts.gate_up)
+        gate_up = self._pack_all(held, experts.gate_up, of_inner, gated=True)
+        held = self._products.stored_experts(names, ("down_proj",), experts.down)
+        down = self._pack_all(held, experts.down, of_outer)
+        experts.release()
+        return gate_up, down
+
+    def _pack_all(
+        self,
+        held: list[WeightKind],
+        weights: Tensor,
+        biases: Tensor | None,
+        *,
+        gated: bool = False,
+    ) -> list[PackedWeight]:
+        """Pack the experts' weights as stored in `held`, or those in memory if there are none."""
+        team = self._program.team
+        bias_of = [None] * len(weights) if biases is None else list(biases)
+        if held:
+            return [
+                pack_stored(team, kind, bias, self._arena, gated=gated)
+                for kind, bias in zip(held, bias_of, strict=True)
+            ]
+        return [
+            self.pack(weight, bias, self._format, gated=gated)
+            for weight, bias in zip(weights, bias_of, strict=True)
+        ]

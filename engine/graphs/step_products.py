@@ -150,6 +150,34 @@ class Products:
             self._shrunk[width] = buffer((self._max_rows, width), torch.float32)
         return Updates(slots, self._shrunk[width], first)
 
+    def stored_experts(
+        self, experts: Sequence[str], parts: Sequence[str], memory: Tensor
+    ) -> list[WeightKind]:
+        """Return each expert's weight if all have one native format; [] = they are in `memory`.
+
+        experts:  prefixes of the experts' tensors
+        parts:    projections that are one weight
+        memory:   [E, outputs of all parts, inputs], to which weights are dequantised
+        """
+        names = [tuple(f"{prefix}{part}.weight" for part in parts) for prefix in experts]
+        found = self._fill.kinds([name for of_one in names for name in of_one])
+        rows = memory.shape[1] // len(parts)
+        whole = [
+            join([found[name] for name in of_one])
+            for of_one in names
+            if all(name in found for name in of_one)
+        ]
+        kinds = [kind for kind in whole if kind is not None]
+        formats = {native_format(kind) for kind in kinds}
+        if len(kinds) == len(experts) and len(formats) == 1 and None not in formats:
+            return kinds
+        for expert, of_one in enumerate(names):
+            for part, name in enumerate(of_one):
+                if name in found:
+                    plain = found.pop(name).dequantised(memory.dtype)
+                    memory[expert, part * rows : (part + 1) * rows] = plain
+        return []
+
     def _runs(self, linear: Linear) -> Iterator[_Run]:
         """Yield the products that make a layer; dequantise the weights that are not held as stored.
 
@@ -168,10 +196,10 @@ class Products:
         if len(runs) > 1 and is_one:
             runs = [_Run(slice(0, ends[-1]), None)]
         for run in runs:
-            for part, kind in zip(rows, kinds, strict=True):
-                is_inside = run.rows.start <= part.start and part.stop <= run.rows.stop
+            for of_part, kind in zip(rows, kinds, strict=True):
+                is_inside = run.rows.start <= of_part.start and of_part.stop <= run.rows.stop
                 if is_inside and kind is not None and (run.kind is None or not linear.owns_weight):
-                    linear.weight[part] = kind.dequantised(linear.weight.dtype)
+                    linear.weight[of_part] = kind.dequantised(linear.weight.dtype)
             yield run
 
     def _pack_run(

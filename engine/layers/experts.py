@@ -26,7 +26,7 @@ from remora.kernels.moe import moe, moe_by_expert
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_weights import Biases
 
-SHARED = "shared_experts."
+SHARED, EXPERTS = "shared_experts.", "experts."
 
 
 class Experts:
@@ -157,7 +157,7 @@ class Experts:
             yield name, Shard(memory=self.correction, axes=(whole,))
         held = len(self._inner.held)
         for expert in range(self.config.num_experts):
-            of_expert = f"{prefix}experts.{expert}."
+            of_expert = f"{prefix}{EXPERTS}{expert}."
             gate, up = self.gate_up[expert, :held], self.gate_up[expert, held:]
             axes = (self._inner, self._outer)
             yield f"{of_expert}gate_proj.weight", Shard(memory=gate, axes=axes)

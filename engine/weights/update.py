@@ -8,7 +8,8 @@ and captured graphs hold the weights' addresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +22,15 @@ from remora.configs.schema import ServeConfig
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.load import LOAD_FORMATS, filling, load_model
+from remora.engine.models.load import LOAD_FORMATS, filling, open_model
 from remora.engine.plugins import import_callable
+from remora.engine.protocols import Fill
 from remora.engine.runner.forward import DTYPES, build_forward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.weights.from_function import GivenWeights
+
+Opened = AbstractContextManager[tuple[DecoderModel, Fill]]
 
 SLACK = 1.15  # memory that loading needs, per byte of weights
 
@@ -69,11 +73,15 @@ class NewWeights:
         needed = sum(shard.memory.nbytes for shard in shape.tensors().values())
         self._check_memory(max(needed, self._plan.weight_bytes))
         torch.set_num_threads(self._plan.num_threads)  # of this thread
+        opened: Opened
         if load_format in self._loaders:
-            model = self._ask(load_format, source)
+            opened = self._ask(load_format, source)
         else:
-            model = self._read(source, load_format or "auto")
-        built = build_forward(model, self._plan, self._table, cache_dir() / "kernels")
+            opened = self._read(source, load_format or "auto")
+        with opened as (model, fill):
+            built = build_forward(
+                model, self._plan, self._table, cache_dir() / "kernels", fill=fill
+            )
         return partial(self._runner.exchange, built.forward, built.token_sampler)
 
     def _check_memory(self, num_bytes: int) -> None:
@@ -84,7 +92,8 @@ class NewWeights:
                 f"{free / 2**30:.2f} GiB are free: restart the server with them instead"
             )
 
-    def _ask(self, loader: str, source: str) -> DecoderModel:
+    @contextmanager
+    def _ask(self, loader: str, source: str) -> Iterator[tuple[DecoderModel, Fill]]:
         try:
             weights = GivenWeights(self._loaders[loader](source), loader)
         except ConfigError:
@@ -93,10 +102,11 @@ class NewWeights:
             raise ConfigError(f"{loader} failed: {type(error).__name__}: {error}") from error
         plan = self._plan
         model = DecoderModel(self._model, dtype=DTYPES[plan.dtype], device=plan.device)
-        with filling(model, weights, show_progress=False, num_threads=plan.loading.num_threads):
-            return model
+        num_threads = plan.loading.num_threads
+        with filling(model, weights, show_progress=False, num_threads=num_threads) as fill:
+            yield model, fill
 
-    def _read(self, source: str, load_format: str) -> DecoderModel:
+    def _read(self, source: str, load_format: str) -> Opened:
         if load_format not in LOAD_FORMATS:
             known = ", ".join((*LOAD_FORMATS, *self._loaders))
             raise ConfigError(f"load_format is {load_format!r}; this server allows {known}")
@@ -108,7 +118,7 @@ class NewWeights:
         loading = self._plan.loading
         if read_config(path, loading.config_overrides) != self._model:
             raise ConfigError(f"the config.json of {source} does not describe the served model")
-        return load_model(
+        return open_model(
             path,
             dtype=DTYPES[self._plan.dtype],
             load_format=load_format,

@@ -10,7 +10,7 @@ Legend: R rows, I inputs, B blocks, G groups, of a row or (in `_split` functions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,17 @@ class BlockWeight(WeightKind):
     def select(self, rows: Tensor) -> BlockWeight:
         """Return the weight of these rows, in this order."""
         return BlockWeight(blocks=self.blocks[rows], type=self.type, size=(len(rows), self.size[1]))
+
+    def joined(self, others: Sequence[BlockWeight]) -> BlockWeight | None:
+        """Join weights in blocks of the same type."""
+        every = (self, *others)
+        if any(one.type != self.type for one in others):
+            return None
+        return BlockWeight(
+            blocks=torch.cat([one.blocks for one in every]),
+            type=self.type,
+            size=(sum(one.size[0] for one in every), self.size[1]),
+        )
 
     def split(self) -> BlockParts:
         """Return codes and scales of all rows."""

@@ -20,6 +20,7 @@ from remora.engine.weights.files import check_whole, gguf_parts
 from remora.engine.weights.gguf.header import Header, TensorInfo, read_header
 from remora.engine.weights.gguf.quants import dequantise, is_readable
 from remora.engine.weights.mmap import map_range
+from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,18 @@ class GGUFTensor:
         with self.file.open("rb") as opened:
             memory = map_range(opened, self.offset, self.num_bytes)
         return dequantise(memory, self.kind, self.shape, dtype, num_threads=num_threads)
+
+    @property
+    def is_kind(self) -> bool:
+        """Whether `weight` can return the blocks."""
+        return len(self.shape) == 2 and self.kind.name in BLOCK_TYPES
+
+    def weight(self) -> BlockWeight:
+        """Map the tensor from its file and return its blocks as stored."""
+        with self.file.open("rb") as opened:
+            memory = map_range(opened, self.offset, self.num_bytes)
+        blocks = torch.frombuffer(memory, dtype=torch.uint8).view(self.shape[0], -1)
+        return BlockWeight(blocks=blocks, type=self.kind.name, size=(self.shape[0], self.shape[1]))
 
     def rows(self, first: int, count: int) -> GGUFTensor:
         """Return the entries [first, last) of the first axis as a tensor."""

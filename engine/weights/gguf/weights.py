@@ -1,8 +1,8 @@
 """Reads weights from GGUF files, with the model's names and in Hugging Face's row order.
 
-Quantised blocks are dequantised one tensor at a time. The families' differences are in
-`families.py`; this module undoes what converters do to values: rows of q and k in the order of
-interleaved rotation, norms with an offset, latent attention's projection in two halves.
+Quantised blocks are dequantised one tensor at a time, or taken as stored. The families' differences
+are in `families.py`; this module undoes what converters do to values: rows of q and k in the order
+of interleaved rotation, norms with an offset, latent attention's projection in two halves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.protocols import QuantisedTensor
 from remora.engine.weights.gguf.families import family_of
 from remora.engine.weights.gguf.family import head_dim, num_layers, whole
 from remora.engine.weights.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from remora.engine.weights.gguf.names import QKV, is_weight, our_names
+from remora.kernels.quantised.weight_kinds import WeightKind
 
 KEYS, VALUES, BOTH = "k_b_proj.weight", "v_b_proj.weight", "kv_b_proj.weight"
 
@@ -70,11 +72,32 @@ class GGUFWeights:
             if name in names:
                 yield name, joined(self._values(keys), self._values(values))
 
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """Return the weights whose blocks are known as a kind."""
+        return {
+            name: QuantisedTensor(label=tensor.kind.name, shape=tensor.shape)
+            for name, tensor in self._tensors.items()
+            if tensor.is_kind
+        }
+
+    def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
+        """Yield the weights of these names, in blocks as stored."""
+        for name, tensor in self._tensors.items():
+            if name in names and tensor.is_kind:
+                kind, num_heads = tensor.weight(), self._num_permuted(name)
+                if num_heads:
+                    kind = kind.select(half_split_rows(torch.arange(len(kind.blocks)), num_heads))
+                yield name, kind
+
     def _values(self, tensor: GGUFTensor) -> Tensor:
         return tensor.read(self._dtype, num_threads=self._num_threads)
 
+    def _num_permuted(self, name: str) -> int:
+        """Return how many heads have their rows in the order of interleaved rotation."""
+        return self._permuted_heads.get(name.split(".")[-2], 0)
+
     def _as_trained(self, name: str, values: Tensor) -> Tensor:
-        num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
+        num_heads = self._num_permuted(name)
         if num_heads:
             return half_split_rows(values, num_heads)
         if self._family.norm_offset and name.endswith("norm.weight"):

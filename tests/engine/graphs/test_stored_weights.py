@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_program import StepProgram
+from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import open_model
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
 from remora.kernels.cpu.library import Format, Library, Team
-from remora.kernels.quantised.weight_kinds import WeightKind
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.stepping import (
     MAX_ROWS,
     MAX_TOKENS,
+    NO_ADAPTERS,
     NUM_PAGES,
     PAGE_SIZE,
     Stepper,
+    as_it_is,
     check_same_bits,
     make_table,
 )
+from tests.engine.graphs.test_adapters import ADAPTERS, add_adapters
 from tests.engine.loaded import load
+from tests.engine.models.families import make_family
 from tests.engine.weights.formats.checkpoints import quantise
-from tests.engine.weights.formats.writers import Sample, Written, _ct, numbers, streams
+from tests.engine.weights.formats.writers import Sample, Written, grouped, numbers, streams
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+QKV = ("q_proj", "k_proj", "v_proj")
+LINEARS = (*QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
 STEPS = ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20})
 MOST_DIFFERENCE = 0.2  # as a share of the norm: what rounding activations costs these small models
 
@@ -46,12 +51,21 @@ def int8(outputs: int, inputs: int) -> Written:
     return {"weight_packed": codes, "weight_scale": made.scales, "weight_shape": shape}, plain
 
 
-INT8 = Sample(_ct(8, 64), int8)
+INT8 = Sample(grouped(8, 64), int8)
 
 
 @contextmanager
-def stepping(path: Path, library: Library) -> Iterator[tuple[Stepper, dict[str, int]]]:
-    """Yield a step program of a checkpoint, and the number of bytes of its packed weights."""
+def built(
+    path: Path,
+    library: Library,
+    format: Format = Format.BF16,
+    prepare: Callable[[DecoderModel], None] = as_it_is,
+) -> Iterator[StepProgram]:
+    """Build a checkpoint's step program as the engine does.
+
+    format:   of layers that are not multiplied as they are stored
+    prepare:  what is done with the model before its weights are read
+    """
     shape = StepShape(
         max_tokens=MAX_TOKENS,
         max_rows=MAX_ROWS,
@@ -59,31 +73,36 @@ def stepping(path: Path, library: Library) -> Iterator[tuple[Stepper, dict[str, 
         page_size=PAGE_SIZE,
         max_positions=MAX_TOKENS,
     )
-    table = make_table()
-    options = {"dtype": torch.bfloat16, "load_format": "auto", "device": "cpu"}
-    with open_model(path, show_progress=False, **options) as (model, fill):
+    opened = open_model(
+        path, dtype=torch.bfloat16, load_format="auto", device="cpu", show_progress=False
+    )
+    with opened as (model, fill):
+        prepare(model)
         program = StepProgramBuilder(
             model,
             Team(library, 2),
             shape,
-            table,
-            layer_format=Format.BF16,
+            make_table(),
+            layer_format=format,
             head_format=Format.BF16,
         ).build(fill)
-    yield Stepper(program, table), {"weights": program.weight_bytes}
+    yield program
     program.close()
 
 
-def in_torch(path: Path) -> Stepper:
-    """Return the model in float32."""
-    model = load(path)
+def check_close(
+    quantised: Path,
+    plain: Path,
+    library: Library,
+    prepare: Callable[[DecoderModel], None] = as_it_is,
+    adapters: Mapping[int, int] = NO_ADAPTERS,
+) -> None:
+    model = load(plain)
+    prepare(model)
     attention = make_attention(model, make_plan(page_size=PAGE_SIZE), NUM_PAGES)
-    return Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table())
-
-
-def check_close(quantised: Path, plain: Path, library: Library) -> None:
-    exact = in_torch(plain)
-    with stepping(quantised, library) as (native, _):
+    exact = Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table(), adapters)
+    with built(quantised, library, prepare=prepare) as program:
+        native = Stepper(program, make_table(), adapters)
         for counts in STEPS:
             expected = exact.step(counts)
             difference = (native.step(counts) - expected).norm() / expected.norm()
@@ -97,3 +116,76 @@ def test_weights_are_multiplied_as_they_are_stored(
     quantised, plain = quantise(tiny_checkpoints(family), tmp_path, INT8, LINEARS)
 
     check_close(quantised, plain, library)
+    with built(quantised, library) as held, built(plain, library, Format.Q8) as rounded:
+        assert held.weight_bytes == rounded.weight_bytes
+
+
+@pytest.mark.parametrize("endings", [("q_proj", "gate_proj"), ("k_proj", "up_proj", "down_proj")])
+def test_parts_in_several_formats_are_several_products(
+    endings: tuple[str, ...], library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    quantised, plain = quantise(tiny_checkpoints("llama-bias"), tmp_path, INT8, endings)
+
+    check_close(quantised, plain, library)
+
+
+@pytest.mark.parametrize("endings", [LINEARS, ("v_proj", "down_proj", "lm_head")])
+def test_adapters_are_added_to_weights_as_they_are_stored(
+    endings: tuple[str, ...], library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    quantised, plain = quantise(tiny_checkpoints("llama"), tmp_path, INT8, endings)
+
+    check_close(quantised, plain, library, add_adapters, ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    ("family", "endings"),
+    [
+        ("phi3", ("qkv_proj", "gate_up_proj")),
+        ("internlm2", ("wqkv", "w1", "w3")),
+        ("deepseek-v3", ("q_a_proj", "q_b_proj", "o_proj", *LINEARS)),
+    ],
+)
+def test_weights_that_are_split_and_joined_differently(
+    family: str,
+    endings: tuple[str, ...],
+    library: Library,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path: Path,
+) -> None:
+    is_common = family == "deepseek-v3"
+    path = tiny_checkpoints(family) if is_common else make_family(tmp_path / family, family)[0]
+    quantised, plain = quantise(path, tmp_path, INT8, endings)
+
+    check_close(quantised, plain, library)
+
+
+@pytest.mark.parametrize("endings", [("w1", "w2", "w3"), ("w1", "w2"), ("0.w1", "0.w3", "w2")])
+def test_experts_are_multiplied_as_they_are_stored(
+    endings: tuple[str, ...], library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    quantised, plain = quantise(tiny_checkpoints("mixtral"), tmp_path, INT8, endings)
+
+    check_close(quantised, plain, library)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_multiplied_as_it_is_stored(
+    tied: bool, library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("llama", tie_word_embeddings=tied)
+    quantised, plain = quantise(path, tmp_path, INT8, ("embed_tokens", "lm_head"))
+
+    check_close(quantised, plain, library)
+    with built(quantised, library) as held, built(plain, library) as whole:
+        assert held.weight_bytes < whole.weight_bytes
+
+
+@pytest.mark.parametrize("endings", [LINEARS, ("q_proj", "down_proj")])
+def test_logits_are_the_same_bits_in_chunks_and_company(
+    endings: tuple[str, ...], library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    quantised, _ = quantise(tiny_checkpoints("llama"), tmp_path, INT8, endings)
+    with built(quantised, library) as first, built(quantised, library) as second:
+        steppers = iter([Stepper(first, make_table()), Stepper(second, make_table())])
+        check_same_bits(lambda: next(steppers))
