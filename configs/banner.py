@@ -89,7 +89,8 @@ def _describe_ranks(plan: EnginePlan) -> str:
 
 def _describe_weights(plan: EnginePlan) -> str:
     number = plan.dtype if plan.quantization == "none" else f"{plan.quantization}, {plan.dtype} KV"
-    return f"{human_bytes(plan.weight_bytes)}{_of_rank(plan)} {number}"
+    stored = f"; {plan.stored}" if plan.stored else ""
+    return f"{human_bytes(plan.weight_bytes)}{_of_rank(plan)} {number}{stored}"
 
 
 def _of_rank(plan: EnginePlan) -> str:

@@ -11,6 +11,25 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFormat:
+    """Weights that a checkpoint stores in one quantised format, less the embedding's lookup.
+
+    label:         the format in a few words
+    number:        of weights
+    bits:          of each number, scales included
+    is_native:     whether native CPU kernels multiply with them as they are stored
+    layers, head:  numbers in the layers' weights, and in the head's
+    """
+
+    label: str
+    number: int
+    bits: float
+    is_native: bool
+    layers: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """The shape of a checkpoint's model.
 
@@ -30,6 +49,7 @@ class ModelFacts:
     module_words:           the checkpoint's module names -> remora's, where they differ
     implementation:         whose code runs the model
     indivisible:            why tensor-parallel ranks cannot share its layers; empty if they can
+    stored:                 quantised weights, by format; () = none
     """
 
     architecture: str
@@ -54,6 +74,7 @@ class ModelFacts:
     module_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     implementation: Literal["remora", "transformers"] = "remora"
     indivisible: str = ""
+    stored: tuple[StoredFormat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,7 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
         + (f", weights {plan.quantization}" if plan.quantization != "none" else ""),
         f"device     {plan.device}",
         f"weights    {human_bytes(found.weight_bytes)}{of_rank}",
+        *([f"quantised  {plan.stored}"] if plan.stored else []),
     ]
     if found.adapter_bytes:
         text.append(f"adapters   {human_bytes(found.adapter_bytes)}{of_rank}")

@@ -5,13 +5,13 @@ Pure: opens no file and queries no device. `configs/facts.py` says where the fac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
@@ -82,6 +82,8 @@ class EnginePlan:
     scheduling:              order and pace of sequences, and reserved KV memory
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
+    stored:                  formats of weights that the checkpoint stores quantised, and how they
+                             are computed; empty = none
     """
 
     model_path: Path
@@ -120,6 +122,7 @@ class EnginePlan:
     scheduling: SchedulingPlan = BY_ARRIVAL
     windows: WindowRoom | None = None
     task: Task = "generate"
+    stored: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -165,7 +168,10 @@ def make_plan(
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
     _check_ranks(config, device)
     _check_new_weights(config, device)
-    weight_bytes = _weight_bytes(config, model, dtype, device)
+    stored = [] if config.model.load_format == "dummy" else list(model.stored)
+    held = [each for each in stored if each.is_native and _is_native(config, device)]
+    _check_rounded_once(config, held)
+    weight_bytes = _weight_bytes(config, model, dtype, device, held)
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
@@ -210,6 +216,7 @@ def make_plan(
         adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
+        stored=_describe_stored(stored, held, dtype),
     )
     return _with_pools(plan, config, model, budget)
 
@@ -302,8 +309,46 @@ def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
     return dtype
 
 
-def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
+def _is_native(config: ServeConfig, device: str) -> bool:
+    """Whether native kernels compute, as far as the configuration says."""
+    one_rank = config.parallel.num_ranks == 1
+    return device == "cpu" and config.engine.cpu_kernels != "torch" and one_rank
+
+
+def _check_rounded_once(config: ServeConfig, held: Sequence[StoredFormat]) -> None:
+    """Raise ConfigError if weights that are computed as stored would be rounded again."""
+    quantization = config.model.quantization
+    if quantization != "none" and held:
+        raise ConfigError(
+            f"model.quantization = {quantization}: the checkpoint's weights are quantised already "
+            f"({held[0].label}) and computed as they are stored; set it to none, or use the "
+            "original checkpoint"
+        )
+
+
+def _describe_stored(
+    stored: Sequence[StoredFormat], held: Sequence[StoredFormat], dtype: str
+) -> str:
+    """Return how many weights of which formats are computed as stored, and which dequantised."""
+    texts = []
+    for how, some in (
+        ("as stored", held),
+        (f"dequantised to {dtype}", [each for each in stored if each not in held]),
+    ):
+        formats = ", ".join(
+            f"{each.number} {each.label} ({each.bits:.2f} bits a weight)" for each in some
+        )
+        if formats:
+            texts.append(f"{how}: {formats}")
+    return "; ".join(texts)
+
+
+def _weight_bytes(
+    config: ServeConfig, model: ModelFacts, dtype: str, device: str, held: Sequence[StoredFormat]
+) -> int:
     """Return the bytes of the weights of the rank with the most.
+
+    held:  weights that are computed as they are stored; the rank has the whole model then
 
     A tied head takes extra memory where kernels pack it (on a CPU, except torch in float32), and
     where embedding and head are on different pipeline stages.
@@ -323,8 +368,14 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
     if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
         head_bytes = 0.0
     stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-    return max(
-        int(stage.table * each + stage.head * head_bytes + stage.layers * layer_bytes)
+    in_layers, in_head = sum(one.layers for one in held), sum(one.head for one in held)
+    held_bytes = int(sum((one.layers + one.head) * one.bits / 8 for one in held))
+    return held_bytes + max(
+        int(
+            stage.table * each
+            + (stage.head - in_head) * head_bytes
+            + (stage.layers - in_layers) * layer_bytes
+        )
         for stage in stages
     )
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import ModelFacts
+from remora.configs.facts import ModelFacts, StoredFormat
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import QUANTIZATION, is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.implementation import Theirs, implementation_of
+from remora.engine.models.load import open_weights
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.rename_tensors import module_words
 from remora.engine.weights.safetensors import stored_dtype
+from remora.engine.weights.stored_formats import survey
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -61,7 +64,18 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         fingerprint=fingerprint(path, raw),
         module_words=module_words(config.rules),
         windows=config.windows if any(config.windows) else (),
+        stored=_stored_formats(path, raw, config, loading),
     )
+
+
+def _stored_formats(
+    path: Path, raw: RawConfig, config: DecoderConfig, loading: Loading
+) -> tuple[StoredFormat, ...]:
+    """Return the formats of quantised weights; none if files are missing, which loading reports."""
+    if is_gguf(path) or raw.get(QUANTIZATION):
+        with suppress(ConfigError):
+            return survey(open_weights(path, "auto", loading=loading), tied=config.head.tied)
+    return ()
 
 
 def _numbers_of(tensors: Iterable[tuple[str, Shard]]) -> Iterator[int]:

@@ -182,7 +182,7 @@ def check_files(path: Path, load_format: str, loading: Loading) -> str:
     source = _open_files(path, load_format, loading, torch.float32)
     tensors = f"{len(source.shapes())} tensors"
     if isinstance(source, QuantisedWeights):
-        return f"{tensors}; dequantised on loading: {source.description()}"
+        return f"{tensors}; quantised: {source.description()}"
     return tensors
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -31,6 +31,12 @@ class WeightKind(ABC):
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape [*E, O, I]."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of codes and scales, packed without gaps."""
+        held = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return sum(part.nbytes for part in held if isinstance(part, Tensor))
 
     @abstractmethod
     def rows(self, first: int, last: int) -> Tensor:
@@ -103,6 +109,12 @@ class IntWeight(WeightKind):
     def shape(self) -> tuple[int, ...]:
         """The shape [O, I]."""
         return tuple(self.codes.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of codes and zeros of `bits` bits, and of scales."""
+        zeros = 0 if self.zeros is None else self.zeros.numel()
+        return (self.codes.numel() + zeros) * self.bits // 8 + self.scales.nbytes
 
     def rows(self, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""

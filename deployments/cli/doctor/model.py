@@ -56,6 +56,8 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     except ConfigError as error:  # the plan is useful before the weights are downloaded
         yield Finding(Level.FIX, "weights", f"{size} expected: {error}")
     plan = make_plan(config, facts, machine, path)
+    if plan.stored:
+        yield Finding(Level.OK, "quantised", plan.stored)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)
     yield from _texts(config, path, facts)

@@ -33,7 +33,7 @@ from tests.engine.graphs.test_adapters import ADAPTERS, add_adapters
 from tests.engine.loaded import load
 from tests.engine.models.families import make_family
 from tests.engine.weights.formats.checkpoints import quantise
-from tests.engine.weights.formats.writers import Sample, Written, grouped, numbers, streams
+from tests.engine.weights.formats.writers import Sample, Written, numbers, streams
 
 QKV = ("q_proj", "k_proj", "v_proj")
 LINEARS = (*QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -42,16 +42,20 @@ MOST_DIFFERENCE = 0.2  # as a share of the norm: what rounding activations costs
 
 
 def int8(outputs: int, inputs: int) -> Written:
-    """Write what `Format.Q8` holds, of the size of usual weights."""
+    """Write what `Format.Q8` holds, in GPTQ's words, of the size of usual weights."""
     made = numbers(outputs, inputs, 64, 8, zero=128, dtype=torch.bfloat16)
     made.scales.copy_(torch.rand_like(made.scales) * 4e-4)
     plain = (made.codes - 128) * made.scales.float()[:, made.groups]
-    shape = torch.tensor([outputs, inputs])
-    codes = streams(made.codes, 8)
-    return {"weight_packed": codes, "weight_scale": made.scales, "weight_shape": shape}, plain
+    tensors = {
+        "qweight": streams(made.codes, 8).T.contiguous(),
+        "qzeros": streams(made.zeros.T, 8),
+        "scales": made.scales.T.contiguous(),
+    }
+    return tensors, plain
 
 
-INT8 = Sample(grouped(8, 64), int8)
+SETTINGS = {"quant_method": "gptq", "bits": 8, "group_size": 64, "checkpoint_format": "gptq_v2"}
+INT8 = Sample(SETTINGS, int8)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def test_a_description_counts_the_weights_of_each_kind(llama: Path, tmp_path: Pa
 
     found = check_files(quantised, "auto", PLAIN_LOADING)
 
-    assert found.endswith("dequantised on loading: 4 gptq 4 bits, groups of 32")
+    assert found.endswith("quantised: 4 gptq 4 bits, groups of 32")
 
 
 DAMAGES: Mapping[str, tuple[str, str, str]] = {

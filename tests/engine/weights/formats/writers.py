@@ -227,8 +227,7 @@ def torchao(outputs: int, inputs: int, *, is_float: bool) -> Written:
     return {names[name]: tensor for name, tensor in kind.items()}, plain
 
 
-def grouped(bits: int, size: int, **others: Any) -> dict[str, Any]:
-    """Return settings of compressed-tensors."""
+def _ct(bits: int, size: int, **others: Any) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int", "group_size": size, "strategy": "group", **others}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": CT, "config_groups": groups, "ignore": ["lm_head"]}
@@ -277,19 +276,17 @@ SAMPLES: Mapping[str, Sample] = {
     "auto-round-awq": Sample(
         {**_gptq(), "quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, awq
     ),
-    "ct-packed": Sample(grouped(4, 32), ct_packed),
-    "ct-packed-asymmetric": Sample(
-        grouped(4, 32), lambda o, i: ct_packed(o, i, is_symmetric=False)
-    ),
+    "ct-packed": Sample(_ct(4, 32), ct_packed),
+    "ct-packed-asymmetric": Sample(_ct(4, 32), lambda o, i: ct_packed(o, i, is_symmetric=False)),
     "ct-packed-3-bits": Sample(
-        grouped(3, 32), lambda o, i: ct_packed(o, i, bits=3, is_symmetric=False)
+        _ct(3, 32), lambda o, i: ct_packed(o, i, bits=3, is_symmetric=False)
     ),
-    "ct-packed-8-bits": Sample(grouped(8, 32), lambda o, i: ct_packed(o, i, bits=8)),
-    "ct-int8": Sample(grouped(8, -1, strategy="channel"), ct_int8, ("input_scale",)),
+    "ct-packed-8-bits": Sample(_ct(8, 32), lambda o, i: ct_packed(o, i, bits=8)),
+    "ct-int8": Sample(_ct(8, -1, strategy="channel"), ct_int8, ("input_scale",)),
     "ct-float8": Sample(
-        grouped(8, -1, type="float", strategy="channel"), lambda o, i: float8(o, i, high=1, wide=0)
+        _ct(8, -1, type="float", strategy="channel"), lambda o, i: float8(o, i, high=1, wide=0)
     ),
-    "ct-nvfp4": Sample(grouped(4, 16, type="float"), lambda o, i: nvfp4(o, i, is_divisor=True)),
+    "ct-nvfp4": Sample(_ct(4, 16, type="float"), lambda o, i: nvfp4(o, i, is_divisor=True)),
     "fp8-tensor": Sample(
         FP8, lambda o, i: float8(o, i, high=0, wide=0, is_flat=True), ("input_scale", "k_scale")
     ),
