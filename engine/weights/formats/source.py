@@ -45,6 +45,7 @@ class QuantisedWeights:
                 "no tensors of that format. Is the config from another checkpoint?"
             )
         self._check_list(known.kept(settings), known.name)
+        self._quantised = {name: weight.as_tensor() for name, weight in self.stored.items()}
         used = {part for weight in self.stored.values() for part in weight.parts.values()}
         self._shapes = {
             name: shape
@@ -66,7 +67,7 @@ class QuantisedWeights:
 
     def quantised(self) -> Mapping[str, QuantisedTensor]:
         """Return the quantised weights."""
-        return {name: weight.as_tensor() for name, weight in self.stored.items()}
+        return self._quantised
 
     def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
         """Yield each of these weights as it is stored. Raises ConfigError for damaged ones."""

@@ -1,6 +1,8 @@
 from pathlib import Path
 
 import gguf
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -231,3 +233,31 @@ def test_a_sentencepiece_vocabulary_merges_by_score_and_falls_back_to_bytes(
     tokens = tokenizer.encode("hello oü</s>").tokens
     assert tokens == ["▁hello", "▁", "o", "<0xC3>", "<0xBC>", "</s>"]
     assert tokenizer.decode(tokenizer.encode("hello oü").ids) == "hello oü"
+
+
+def test_blocks_that_are_a_kind_are_taken_as_stored(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize, q4_k = gguf.quantize, gguf.GGMLQuantizationType.Q4_K
+    random = np.random.default_rng(0)
+
+    def with_random_blocks(
+        data: npt.NDArray[np.float32], of_type: gguf.GGMLQuantizationType
+    ) -> npt.NDArray[np.generic]:
+        if of_type is not q4_k:  # the library does not write K-quants
+            return quantize(data, of_type)
+        blocks = random.integers(0, 256, (*data.shape[:-1], data.shape[-1] // 256, 144), np.uint8)
+        blocks[..., :4] = np.array([1e-3, 2e-3], np.float16).view(np.uint8)
+        return blocks.reshape(*data.shape[:-1], -1)
+
+    monkeypatch.setattr(gguf, "quantize", with_random_blocks)
+    path = tiny_checkpoints("llama", hidden_size=256, intermediate_size=256)
+    source = GGUFWeights(make_gguf(path, tmp_path / "model.gguf", stored_as=q4_k))
+    plain = dict(source.read(source.shapes().keys()))
+
+    kinds = dict(source.kinds(source.quantised().keys()))
+
+    assert "model.layers.0.self_attn.k_proj.weight" in kinds
+    assert "model.norm.weight" not in kinds
+    for name, kind in kinds.items():
+        torch.testing.assert_close(kind.dequantised(), plain[name])
