@@ -90,8 +90,10 @@ def built(
             layer_format=format,
             head_format=Format.BF16,
         ).build(fill)
-    yield program
-    program.close()
+    try:
+        yield program
+    finally:
+        program.close()
 
 
 def check_close(

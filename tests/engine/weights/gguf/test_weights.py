@@ -251,7 +251,14 @@ def test_blocks_that_are_a_kind_are_taken_as_stored(
         return blocks.reshape(*data.shape[:-1], -1)
 
     monkeypatch.setattr(gguf, "quantize", with_random_blocks)
-    path = tiny_checkpoints("llama", hidden_size=256, intermediate_size=256)
+    path = tiny_checkpoints(
+        "llama",
+        hidden_size=256,
+        head_dim=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+    )
     source = GGUFWeights(make_gguf(path, tmp_path / "model.gguf", stored_as=q4_k))
     plain = dict(source.read(source.shapes().keys()))
 
