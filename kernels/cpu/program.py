@@ -233,7 +233,7 @@ class Program:
     ) -> None:
         """Multiply rows with a weight: out [rows, >= weight.out_columns].
 
-        out is float32; with an activation it may be bfloat16.
+        out is float32; with an activation it may be bfloat16. It may be columns of a wider buffer.
         activation:  of the product or, with the gated epilogue, of the gate
         limit:       cap of `Activation.CAP`
         updates:     added to the product before the epilogue; requires `shrink` before
@@ -295,5 +295,5 @@ def output_of(
         limit=limit,
         is_bf16=is_bf16(out),
         values=out.data_ptr(),
-        stride=out.shape[1],
+        stride=out.stride(0),
     )
