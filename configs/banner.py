@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.kv_format import kv_gain
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 
@@ -41,7 +42,7 @@ def banner(
         *([_line("ranks", _describe_ranks(plan))] if plan.num_ranks > 1 else []),
         _line("weights", _describe_weights(plan)),
         *([_line("adapters", _describe_adapters(plan, plan.adapters))] if plan.adapters else []),
-        *([_line("KV cache", _describe_kv(plan))] if plan.task == "generate" else []),
+        *([_line("KV cache", _describe_kv(plan, model))] if plan.task == "generate" else []),
         _line("batch", _describe_batch(plan)),
         *(_line("note", note) for note in notes),
         _line("start-up", _describe_phases(phases)),
@@ -88,7 +89,9 @@ def _describe_ranks(plan: EnginePlan) -> str:
 
 
 def _describe_weights(plan: EnginePlan) -> str:
-    number = plan.dtype if plan.quantization == "none" else f"{plan.quantization}, {plan.dtype} KV"
+    number = plan.dtype
+    if plan.quantization != "none":
+        number = f"{plan.quantization}, {plan.cached_dtype} KV"
     stored = f"; {plan.stored}" if plan.stored else ""
     return f"{human_bytes(plan.weight_bytes)}{_of_rank(plan)} {number}{stored}"
 
@@ -101,20 +104,23 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _describe_kv(plan: EnginePlan) -> str:
+def _describe_kv(plan: EnginePlan, model: ModelFacts) -> str:
     full = plan.kv_tokens / plan.max_model_len
     if full < 1:
         room = f"less than one full context: a sequence ends at {plan.max_sequence_tokens:,} tokens"
     else:
         room = f"{full:.1f} sequences of full length ({plan.max_model_len:,})"
     reuse = "on" if plan.prefix_cache else "off"
-    windows = ""
+    windows = number = ""
+    if plan.kv_dtype != "auto":
+        gain = kv_gain(model, plan.dtype, plan.kv_dtype)
+        number = f" in {plan.kv_dtype} ({gain:.2f} x the tokens of {plan.dtype})"
     if plan.windows is not None:
         tokens = plan.windows.num_pages * plan.page_size
         windows = f" ({tokens:,} in layers with a window of {plan.windows.window:,})"
     return (
         f"{plan.kv_tokens:,} tokens{windows} in {plan.num_pages:,} pages, "
-        f"{human_bytes(plan.kv_bytes)}"
+        f"{human_bytes(plan.kv_bytes)}{number}"
         f"{_of_rank(plan).rstrip(',')}; "
         f"{room}; prefix cache {reuse}"
     )

@@ -1,10 +1,10 @@
 """Stores K and V of new tokens in the slots of paged memory, unchanged or quantised.
 
-Quantised pages hold int8 or float8 e4m3 with a scale for each token and head, which maps the
-largest magnitude to the format's largest value. A token's bits therefore depend neither on other
-tokens nor on its step. Knows slots; knows nothing of page ownership.
+Quantised pages hold int8 or float8 (e4m3 or e5m2) with a scale for each token and head, which maps
+the largest magnitude to the format's largest value. A token's bits therefore depend neither on
+other tokens nor on its step. Knows slots; knows nothing of page ownership.
 
-With Triton the kernel is that of `gpu/kv_store.py`, on every GPU: e4m3 is rounded with integer
+With Triton the kernel is that of `gpu/kv_store.py`, on every GPU: float8 is rounded with integer
 arithmetic.
 """
 
@@ -15,9 +15,15 @@ from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
 
-# The largest value of each quantised format.
-GREATEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Heads of smaller magnitude become zeros: the inverse of their scale would not be finite.
+# Quantised formats by their names in configurations, and the largest value of each.
+KV_DTYPES = {
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+GREATEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+SCALE_DTYPE = torch.bfloat16
+# Heads of smaller magnitude become zeros: scales stay normal numbers.
 LEAST_SIZE = 1e-30
 
 
@@ -28,10 +34,10 @@ def store_kv(
 
     key, value:  [num_tokens, num_kv_heads, head_dim], any token and head stride
     kv_pages:    [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; in the dtype of
-                 `key`, int8 or float8_e4m3fn
+                 `key`, int8, float8_e4m3fn or float8_e5m2
     slots:       [num_tokens] int64, page_id * page_size + offset; two tokens share a slot only in
                  the dump page 0
-    scales:      [2, num_pages, page_size, num_kv_heads] float32, factors of quantised elements,
+    scales:      [2, num_pages, page_size, num_kv_heads] bfloat16, factors of quantised elements,
                  overwritten for the tokens
 
     Stored values are always finite (NaN becomes 0, infinities the largest value of the dtype of
@@ -68,10 +74,14 @@ def store_kv_reference(
 
 
 def quantise(heads: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise finite heads [..., head_dim] to 8 bits; return them and scales [...] float32."""
+    """Quantise finite heads [..., head_dim] to 8 bits; return them and scales [...] bfloat16.
+
+    A scale is rounded before it divides: codes exceed the format's range by less than half a step.
+    """
     size = heads.float().abs().amax(-1).clamp(min=LEAST_SIZE)
-    scaled = heads.float() * (GREATEST[dtype] / size).unsqueeze(-1)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), size / GREATEST[dtype]
+    scale = (size / GREATEST[dtype]).to(SCALE_DTYPE)
+    scaled = heads.float() / scale.float().unsqueeze(-1)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 
 
 def check_scales(kv_pages: Tensor, scales: Tensor | None) -> None:

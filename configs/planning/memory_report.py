@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.kv_format import kv_gain
 from remora.configs.planning.plan import EnginePlan
 
 _FLOAT = 4
@@ -24,6 +25,7 @@ class MemoryReport:
     """Bytes of the rank with the most.
 
     kv_token_bytes:  of one token
+    kv_gain:         tokens in the KV cache per token that would fit in the model's own format
     concurrency:     (length in tokens, sequences of that length that fit the KV cache)
     """
 
@@ -32,6 +34,7 @@ class MemoryReport:
     kv_bytes: int
     step_bytes: int
     kv_token_bytes: int
+    kv_gain: float
     num_ranks: int
     concurrency: Sequence[tuple[int, int]]
 
@@ -52,6 +55,7 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
         kv_bytes=plan.kv_bytes,
         step_bytes=step_bytes(plan, model, is_native=is_native),
         kv_token_bytes=token_bytes,
+        kv_gain=kv_gain(model, plan.dtype, plan.kv_dtype),
         num_ranks=plan.num_ranks,
         concurrency=[(n, _sequences(plan, n)) for n in lengths],
     )
@@ -97,7 +101,7 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
         text.append(f"adapters   {human_bytes(found.adapter_bytes)}{of_rank}")
     text += [
         f"KV cache   {human_bytes(found.kv_bytes)}{of_rank}: {plan.kv_tokens:,} tokens of "
-        f"{human_bytes(found.kv_token_bytes)}",
+        f"{human_bytes(found.kv_token_bytes)}" + _of_format(found, plan),
         *_of_windows(plan),
         f"steps      {human_bytes(found.step_bytes)}{of_rank}",
         f"together   {human_bytes(found.total_bytes)}{of_rank}",
@@ -113,6 +117,12 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
             + (f"{tokens:,} tokens of KV cache" if tokens > 0 else "the weights do not fit")
         )
     return text
+
+
+def _of_format(found: MemoryReport, plan: EnginePlan) -> str:
+    if plan.kv_dtype == "auto":
+        return ""
+    return f" in {plan.kv_dtype}, {found.kv_gain:.2f} x the tokens of {plan.dtype}"
 
 
 def _of_windows(plan: EnginePlan) -> list[str]:

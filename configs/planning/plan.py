@@ -15,6 +15,7 @@ from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
+from remora.configs.planning.kv_format import DTYPE_BYTES, kv_bytes_per_token, pick_kv_dtype
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.scheduling_plan import (
@@ -25,12 +26,12 @@ from remora.configs.planning.scheduling_plan import (
 )
 from remora.configs.planning.shares import (
     check_divisible,
-    kv_elements_per_token,
     stage_parameters,
     update_elements,
 )
 from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.engine import KVDtype
 from remora.configs.sections.pooling import Task
 
 # Keys of the section `engine` that every plan copies, and that a plan for generation copies.
@@ -48,7 +49,6 @@ _OF_GENERATION = (
     "priority_preemption_gap",
     "logit_processors",
 )
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, including scales: (layers, head). See kernels/cpu/src/linear.h.
 QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
@@ -80,6 +80,7 @@ class EnginePlan:
     logit_processors:        name in requests -> import path
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and reserved KV memory
+    kv_dtype:                format of cached K and V; "auto" = `dtype`
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
     stored:                  formats of weights that the checkpoint stores quantised, and how they
@@ -120,6 +121,7 @@ class EnginePlan:
     logit_processors: Mapping[str, str] = field(default_factory=dict)
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
+    kv_dtype: KVDtype = "auto"
     windows: WindowRoom | None = None
     task: Task = "generate"
     stored: str = ""
@@ -128,6 +130,11 @@ class EnginePlan:
     def num_ranks(self) -> int:
         """Ranks of one replica."""
         return self.tp_size * self.pp_size
+
+    @property
+    def cached_dtype(self) -> str:
+        """Name of the format of cached K and V."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     @property
     def kv_tokens(self) -> int:
@@ -217,6 +224,7 @@ def make_plan(
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
+        kv_dtype=pick_kv_dtype(config, model, dtype, on_device),
     )
     return _with_pools(plan, config, model, budget)
 
@@ -265,7 +273,9 @@ def _with_pools(
 ) -> EnginePlan:
     """Return the plan with KV pools for its limits. Raises ConfigError."""
     engine, tp_size, pp_size = config.engine, plan.tp_size, plan.pp_size
-    token_bytes = kv_bytes_per_token(model, plan.dtype, tp_size=tp_size, pp_size=pp_size)
+    token_bytes = kv_bytes_per_token(
+        model, plan.dtype, plan.kv_dtype, tp_size=tp_size, pp_size=pp_size
+    )
     is_native = plan.device == "cpu" and engine.cpu_kernels != "torch" and plan.num_ranks == 1
     if is_native and model.kv_vectors == 1:  # stored twice: in the layout of K and in that of V
         token_bytes *= 2
@@ -284,12 +294,6 @@ def _with_pools(
         windows=pools.windows,
         max_queued_tokens=engine.max_queued_tokens or 4 * pools.num_pages * engine.page_size,
     )
-
-
-def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:
-    """Return the bytes of K and V of one token on the rank with the most."""
-    elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
-    return elements * DTYPE_BYTES[dtype]
 
 
 def served_name(config: ServeConfig, model_path: Path) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.kv_format import DTYPE_BYTES
 from remora.configs.planning.plan import (
-    DTYPE_BYTES,
     EnginePlan,
     common_fields,
     pick_context,
@@ -96,6 +96,7 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
     for is_set, key, fix in (
         (config.parallel.num_ranks > 1, "parallel.tp_size * pp_size > 1", "set both to 1"),
         (config.model.quantization != "none", "model.quantization", "set it to none"),
+        (config.engine.kv_dtype != "auto", "engine.kv_dtype", "leave it out; there is no KV cache"),
         (bool(config.lora.adapters) or config.lora.dynamic, "lora", "leave it out"),
         (config.model.impl == "transformers", "model.impl transformers", "set it to auto"),
         (bool(config.model.weight_roots), "model.weight_roots", "leave it out"),

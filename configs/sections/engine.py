@@ -12,6 +12,7 @@ from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Section
 AttentionName = Literal[
     "auto", "torch", "triton", "flashinfer", "fa2", "fa3", "fa4", "torch_varlen"
 ]
+KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"]
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -66,6 +67,12 @@ class EngineSection(Section):
 
     page_size: Annotated[int, Field(ge=1, le=256), PowerOfTwo] = 16
     """Tokens per page of the KV cache, the unit of allocation and prefix reuse; a power of two."""
+
+    kv_dtype: KVDtype = "auto"
+    """Format of cached K and V. int8, fp8_e4m3, fp8_e5m2 = 8 bits with a scale for each token and
+    head, which hold almost twice the tokens of 16 bits in the same memory: int8 is the most
+    accurate for most models, fp8_e4m3 for keys with a few large channels. auto = the model's
+    format."""
 
     kv_memory: Bytes | None = None
     """Size of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remora.configs.planning.plan import DTYPE_BYTES, QUANTIZED_BYTES
+from remora.configs.planning.kv_format import DTYPE_BYTES
+from remora.configs.planning.plan import QUANTIZED_BYTES
 from remora.engine.models.config import DecoderConfig
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.runner.batch import ForwardBatch, QKNormRope
+from remora.kernels.kv_store import SCALE_DTYPE
 from remora.kernels.rope_store import rotate_and_store
 
 
@@ -18,6 +19,7 @@ class PagedKV:
     kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; padding writes to
                page 0, which holds no sequence. Zeroed, because libraries may multiply unwritten
                slots by 0.
+    scales:    [num_layers, 2, num_pages + 1, page_size, num_kv_heads], of quantised K and V
     """
 
     def __init__(
@@ -30,9 +32,14 @@ class PagedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: str,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """See `kernels/kv_store.py`; kv_dtype: of quantised K and V, None = `dtype`."""
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv_pages = torch.zeros(shape, dtype=kv_dtype or dtype, device=device)
+        self.scales: Tensor | None = None
+        if kv_dtype is not None:
+            self.scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device)
 
     def store(self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch) -> Tensor:
         """Apply QK norm and RoPE, store K and V; return the queries [T, num_heads, head_dim].
@@ -49,6 +56,7 @@ class PagedKV:
             rope.sin,
             kv_pages,
             batch.slots,
+            scales=None if self.scales is None else self.scales[layer],
             norms=rope.norms,
             eps=rope.eps,
             interleaved=rope.interleaved,

@@ -15,7 +15,7 @@ from torch import Tensor
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.attention.decode import DecodePlan, attend_decode, plan_decode
 from remora.kernels.attention.prefill import attend_prefill
-from remora.kernels.kv_store import store_kv
+from remora.kernels.kv_store import SCALE_DTYPE, store_kv
 from remora.kernels.norm import rms_norm
 from remora.kernels.rope import apply_rope
 
@@ -31,6 +31,7 @@ class TorchAttention:
     kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; padding writes to
                page 0, which holds no sequence. Zeroed, because attention multiplies unwritten
                slots by 0.
+    scales:    [num_layers, 2, num_pages + 1, page_size, num_kv_heads], of quantised K and V
     """
 
     def __init__(
@@ -43,9 +44,12 @@ class TorchAttention:
         head_dim: int,
         dtype: torch.dtype,
         device: str,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """See `kernels/kv_store.py`; kv_dtype: of quantised K and V, None = `dtype`."""
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.kv_pages = _zeros(shape, dtype, device)
+        self.kv_pages = _zeros(shape, kv_dtype or dtype, device)
+        self.scales = None if kv_dtype is None else _zeros(shape[:-1], SCALE_DTYPE, device)
         self.page_size = page_size
         self._slot_bytes = 2 * num_kv_heads * head_dim * dtype.itemsize
         self._planned_batch: ForwardBatch | None = None
@@ -56,18 +60,19 @@ class TorchAttention:
     ) -> Tensor:
         """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
+        scales = None if self.scales is None else self.scales[layer]
         num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
         qk, value = apply_qk_norm_rope(heads, num_heads, rope)
         query = qk[:, :num_heads]
-        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
+        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots, scales)
         num_decodes = batch.num_decodes
         plan = self._plan(batch, spec) if num_decodes else NO_DECODES
         if num_decodes == len(query):
-            return _decode(query, kv_pages, plan, spec)
+            return _decode(query, kv_pages, scales, plan, spec)
 
         out = torch.empty_like(query)
         if num_decodes:
-            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, plan, spec)
+            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, scales, plan, spec)
         for row, (start, stop) in enumerate(pairwise(batch.extend_starts)):
             out[start:stop] = attend_prefill(
                 query[start:stop],
@@ -80,6 +85,7 @@ class TorchAttention:
                 soft_cap=spec.soft_cap,
                 sinks=spec.sinks,
                 slopes=spec.slopes,
+                kv_scales=scales,
             )
         return out
 
@@ -103,7 +109,9 @@ class TorchAttention:
         return plan
 
 
-def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, spec: AttentionSpec) -> Tensor:
+def _decode(
+    query: Tensor, kv_pages: Tensor, scales: Tensor | None, plan: DecodePlan, spec: AttentionSpec
+) -> Tensor:
     return attend_decode(
         query,
         kv_pages,
@@ -112,6 +120,7 @@ def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, spec: AttentionSp
         soft_cap=spec.soft_cap,
         sinks=spec.sinks,
         slopes=spec.slopes,
+        kv_scales=scales,
     )
 
 

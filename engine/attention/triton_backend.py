@@ -53,6 +53,7 @@ class TritonAttention(PagedKV):
     ) -> Tensor:
         """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         query, kv_pages = self.store(layer, heads, rope, batch), self.kv_pages[layer]
+        scales = None if self.scales is None else self.scales[layer]
         out = torch.empty_like(query)
         num_decodes = batch.num_decodes
         if num_decodes > 0:
@@ -69,6 +70,7 @@ class TritonAttention(PagedKV):
                 window=spec.window,
                 soft_cap=spec.soft_cap,
                 sinks=spec.sinks,
+                kv_scales=scales,
                 plan=self._plans.get(batch, spec.window, make_plan),
                 out=out[:num_decodes],
                 **self._splits,
@@ -84,6 +86,7 @@ class TritonAttention(PagedKV):
                 window=spec.window,
                 soft_cap=spec.soft_cap,
                 sinks=spec.sinks,
+                kv_scales=scales,
                 out=out,
             )
         return out

@@ -35,7 +35,7 @@ from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
 from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.experts import add_weighted
-from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
+from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, KvFormat, Team
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena
@@ -56,6 +56,7 @@ class StepShape:
     num_pages:      of the KV pool, without the dump page 0
     max_positions:  tokens of the longest sequence
     windows:        page pool of window layers, if they have their own
+    kv_dtype:       of quantised K and V; None = the model's
     """
 
     max_tokens: int
@@ -64,6 +65,7 @@ class StepShape:
     page_size: int
     max_positions: int
     windows: WindowRoom | None = None
+    kv_dtype: torch.dtype | None = None
 
 
 class StepProgramBuilder:
@@ -124,6 +126,7 @@ class StepProgramBuilder:
                 num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 format=Format.of(self._model.dtype),
+                kv_format=KvFormat.of(shape.kv_dtype),
                 is_windowed=is_windowed,
             )
 

@@ -47,6 +47,7 @@ from remora.engine.runner.inputs import dummy_step
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
+from remora.kernels.kv_store import KV_DTYPES
 
 MIN_SPLIT_TOKENS = 128  # fewer keys are not worth a split
 
@@ -87,6 +88,7 @@ def make_attention(
             num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
             head_dim=model.config.head_dim,
             dtype=model.dtype,
+            kv_dtype=KV_DTYPES.get(plan.kv_dtype),
             device=plan.device,
         )
 

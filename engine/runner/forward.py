@@ -34,6 +34,7 @@ from remora.kernels.cpu.build import NativeUnavailable
 from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.cpu.prebuilt import load_library
 from remora.kernels.cpu.sampling import NativeSampling
+from remora.kernels.kv_store import KV_DTYPES
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
@@ -149,6 +150,7 @@ def _native(
         page_size=plan.page_size,
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
+        kv_dtype=KV_DTYPES.get(plan.kv_dtype),
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)

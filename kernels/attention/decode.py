@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
+from remora.kernels.attention.rows import (
+    attend_row,
+    check_pages,
+    first_seen,
+    gather_pages,
+    softmax_with_sinks,
+)
 from remora.kernels.attention.split_plan import SplitPlan
 from remora.kernels.dispatch import by_triton
 
@@ -86,7 +92,7 @@ def attend_decode_paged(
     soft_cap:     c of scores c * tanh(s / c), after the scale and before the mask; None = no cap
     sinks:        [num_heads] float32, an extra score of each head that takes part in softmax and
                   has no value
-    kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of 8-bit pages
+    kv_scales:    [2, num_pages, page_size, num_kv_heads] bfloat16 or float32, of 8-bit pages
     fixed_split:  batch-invariant: a row's keys are always divided into parts of `split_tokens`, or
                   longer ones so that there are at most `max_splits`
     plan:         from `plan_splits` with the same arguments; None = it is made here
@@ -249,6 +255,7 @@ def attend_decode(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attend each decode token to the pages of its own sequence.
 
@@ -257,10 +264,12 @@ def attend_decode(
     plan:      made for these rows and the layer's window
     soft_cap, sinks:  as in `attend_decode_paged`
     slopes:    [num_heads] float32, decrease of the score per position of distance (ALiBi)
+    kv_scales: [2, num_pages, page_size, num_kv_heads] of 8-bit pages
     Returns [D, num_heads, head_dim] in the dtype of `query`; softmax is float32.
     """
     num_kv_heads = kv_pages.shape[3]
     options: dict[str, Any] = {
+        "kv_scales": kv_scales,
         "scale": scale,
         "soft_cap": soft_cap,
         "sinks_KG1": None if sinks is None else sinks.view(num_kv_heads, -1, 1),
@@ -281,6 +290,7 @@ def _attend_bucket(
     kv_pages: Tensor,
     bucket: DecodeBucket,
     *,
+    kv_scales: Tensor | None,
     scale: float,
     soft_cap: float | None,
     sinks_KG1: Tensor | None,
@@ -288,7 +298,7 @@ def _attend_bucket(
 ) -> Tensor:
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_pages.shape[3]
-    gathered = kv_pages.index_select(1, bucket.page_ids)
+    gathered = gather_pages(kv_pages, kv_scales, bucket.page_ids, query.dtype)
     # One copy to head-major order is cheaper than the transposing copies of the two products.
     slots = gathered.view(2, num_rows, -1, num_kv_heads, head_dim)[:, :, : bucket.num_slots]
     key_BKSH, value_BKSH = slots.transpose(2, 3).contiguous()

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
+from remora.kernels.attention.rows import (
+    attend_row,
+    check_pages,
+    first_seen,
+    gather_pages,
+    softmax_with_sinks,
+)
 from remora.kernels.dispatch import by_triton
 
 SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, within a core's cache
@@ -51,7 +57,7 @@ def attend_extend(
     soft_cap:   c of scores c * tanh(s / c), after the scale and before the mask; None = no cap
     sinks:      [num_heads] float32, an extra score of each head that takes part in softmax and has
                 no value
-    kv_scales:  [2, num_pages, page_size, num_kv_heads] float32, of 8-bit pages
+    kv_scales:  [2, num_pages, page_size, num_kv_heads] bfloat16 or float32, of 8-bit pages
     out:        [T, num_heads, head_dim] to overwrite, any token stride; None = new memory
     Returns [T, num_heads, head_dim] in the format of `query`, `out` if given; tokens of no row are
     not written. Raises ValueError as `attend_decode_paged` does.
@@ -106,6 +112,7 @@ def attend_prefill(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attend the last T tokens of one sequence to all its tokens, causally.
 
@@ -118,6 +125,7 @@ def attend_prefill(
     chunked:      a query sees the positions since the last multiple of `window` instead
     soft_cap, sinks:  as in `attend_extend`
     slopes:       [num_heads] float32, decrease of the score per position of distance (ALiBi)
+    kv_scales:    [2, num_pages, page_size, num_kv_heads] of 8-bit pages
     Returns [T, num_heads, head_dim] in the dtype of `query`; softmax is float32.
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -126,7 +134,8 @@ def attend_prefill(
     first_page = first_seen(start, window, chunked) // page_size
     offset = first_page * page_size
     pages = block_table[first_page : -(-context_len // page_size)]
-    gathered = kv_pages.index_select(1, pages).view(2, -1, num_kv_heads, head_dim)
+    gathered = gather_pages(kv_pages, kv_scales, pages, query.dtype)
+    gathered = gathered.view(2, -1, num_kv_heads, head_dim)
     key_KSH, value_KSH = gathered[:, : context_len - offset].transpose(1, 2).contiguous()
     query_KTGH = (query * scale).view(num_tokens, num_kv_heads, -1, head_dim).transpose(0, 1)
     options: dict[str, Any] = {

@@ -21,8 +21,8 @@ def check_pages(query: Tensor, kv_pages: Tensor, kv_scales: Tensor | None) -> No
     query:      [..., H, hd] float32, float16 or bfloat16; each token's heads contiguous
     kv_pages:   [2, N, page_size, K, hd] contiguous; 0 is K, 1 is V; in the format of `query`, int8,
                 float8_e4m3fn or float8_e5m2
-    kv_scales:  [2, N, page_size, K] float32 contiguous, factors of 8-bit elements; required for
-                int8
+    kv_scales:  [2, N, page_size, K] bfloat16 or float32 contiguous, factors of 8-bit elements;
+                required for int8
     """
     narrow = (torch.int8, *FLOAT8)
     if kv_pages.dtype not in (query.dtype, *narrow):
@@ -87,6 +87,21 @@ def attend_row(
     weights_KGnS = softmax_with_sinks(scores_KGnS, sinks)
     attended_KGnH: Tensor = weights_KGnS @ value_KSH.unsqueeze(1)
     return attended_KGnH.permute(2, 0, 1, 3).reshape(query.shape).to(query.dtype)
+
+
+def gather_pages(
+    kv_pages: Tensor, kv_scales: Tensor | None, pages: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return K and V of these pages in `dtype`, [2, len(pages), page_size, K, hd].
+
+    kv_scales:  [2, N, page_size, K], by which 8-bit elements are multiplied
+    """
+    if kv_scales is None:
+        return kv_pages.index_select(1, pages)
+    # As bytes: torch has no indexed copy of 8-bit floats.
+    codes = kv_pages.view(torch.uint8).index_select(1, pages).view(kv_pages.dtype)
+    scales = kv_scales.index_select(1, pages).float()
+    return (codes.float() * scales.unsqueeze(-1)).to(dtype)
 
 
 def first_seen(position: int, window: int | None, chunked: bool) -> int:

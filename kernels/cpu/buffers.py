@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.library import Format, KvFormat, Team
 from remora.kernels.cpu.structs import (
     BatchStruct,
     CacheStruct,
@@ -105,7 +105,8 @@ class PagedCache:
     """K and V of all layers, in pages with the layout of src/attention.h.
 
     data:         [num_layers, num_pages, bytes of a page]; the caller reserves page 0 for padding
-    format:       of its numbers; not grouped
+    format:       of the products with it; not grouped
+    kv_format:    of its numbers; PLAIN = `format`
     is_windowed:  page ids come from the batch's window tables
     """
 
@@ -114,6 +115,7 @@ class PagedCache:
     page_size: int
     num_kv_heads: int
     head_dim: int
+    kv_format: KvFormat = KvFormat.PLAIN
     is_windowed: bool = False
 
     @staticmethod
@@ -126,13 +128,18 @@ class PagedCache:
         num_kv_heads: int,
         head_dim: int,
         format: Format,
+        kv_format: KvFormat = KvFormat.PLAIN,
         is_windowed: bool = False,
     ) -> PagedCache:
         """Allocate zeroed pages; `page_size` is a multiple of 16."""
         if page_size % 16:
             raise ValueError(f"page_size must be a multiple of 16, not {page_size}")
         shape = CacheStruct(
-            format=format, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim
+            format=format,
+            kv_format=kv_format,
+            page_size=page_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
         )
         page_bytes = team.library.page_bytes(byref(shape))
         return PagedCache(
@@ -141,6 +148,7 @@ class PagedCache:
             page_size=page_size,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            kv_format=kv_format,
             is_windowed=is_windowed,
         )
 

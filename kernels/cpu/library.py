@@ -95,6 +95,27 @@ _ROWS = {
 }
 
 
+class KvFormat(IntEnum):
+    """How K and V are cached; see src/kv_format.h."""
+
+    PLAIN = 0
+    INT8 = 1
+    E4M3 = 2
+    E5M2 = 3
+
+    @staticmethod
+    def of(dtype: torch.dtype | None) -> KvFormat:
+        """Return the format of 8-bit numbers; None = unquantised."""
+        return KvFormat.PLAIN if dtype is None else _KV_FORMATS[dtype]
+
+
+_KV_FORMATS = {
+    torch.int8: KvFormat.INT8,
+    torch.float8_e4m3fn: KvFormat.E4M3,
+    torch.float8_e5m2: KvFormat.E5M2,
+}
+
+
 class Epilogue(IntEnum):
     """How a product stores its result; see src/linear.h."""
 

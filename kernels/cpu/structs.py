@@ -83,7 +83,7 @@ class CacheStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        ("format", c_int),
+        *_of(c_int, "format", "kv_format"),
         ("is_windowed", c_bool),
         *_of(c_int, "num_pages", "page_size", "num_kv_heads", "head_dim"),
     )

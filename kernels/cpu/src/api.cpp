@@ -143,7 +143,8 @@ void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* 
   add<RotateAndStore>(program, *settings);
 }
 void remora_add_attend(void* program, const Attention* attention) {
-  add<Attend>(program, *attention, ((Program*)program)->partition_sums());
+  auto* to = (Program*)program;
+  add<Attend>(program, *attention, to->partition_sums(), to->widened_kv());
 }
 // low: null = the weight has no updates
 void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,

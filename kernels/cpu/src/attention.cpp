@@ -4,6 +4,8 @@
 
 #include "activation.h"
 #include "dot.h"
+#include "head_vectors.h"
+#include "quantised_kv.h"
 #include "tile_attention.h"
 
 namespace remora {
@@ -12,13 +14,6 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
-
-// Replaces NaN and what would round to infinity: both survive a multiplication by 0.
-template <class T>
-INLINE vf finite(vf x) {
-  const vf most = splat(std::is_same_v<T, f16> ? 65504.0f : 3.38e38f);
-  return min(most, max(-most, x == x ? x : vf{}));
-}
 
 // Calls body(step of the products with K and V of a format).
 template <class Body>
@@ -32,31 +27,6 @@ INLINE void with_step(Format format, Body&& body) {
 
 // Elements of a query: whole tiles.
 constexpr int padded_query(int dim) { return HAS_TILES ? (dim + 31) / 32 * 32 : dim; }
-
-// Calls body(first element, number of elements) for vectors of a head; the last may be shorter.
-template <class Body>
-INLINE void for_vectors(int size, Body&& body) {
-  int at = 0;
-  for (; at + LANES <= size; at += LANES) body(at, LANES);
-  if (at < size) body(at, size - at);
-}
-
-INLINE vf load_some(const float* from, int count) {
-  if (count == LANES) return load<vf>(from);
-  float values[LANES] = {};
-  std::copy_n(from, count, values);
-  return load<vf>(values);
-}
-
-template <class T>
-INLINE void store_some(T* to, vf x, int count) {
-  T values[LANES];
-  store(values, round_to<T>(x));
-  if (count == LANES)
-    memcpy(to, values, sizeof(values));
-  else
-    std::copy_n(values, count, to);
-}
 
 template <class Step>
 void store_rows(const KvCache& cache, char* keys, const float* key, const float* value, int offset) {
@@ -99,7 +69,9 @@ class Block {
         rows_((queries.last - queries.first) * heads_),
         dim_(attention.cache.padded_dim()),
         query_dim_(padded_query(dim_)),
-        kv_head_(queries.kv_head) {}
+        kv_head_(queries.kv_head),
+        widened_(attention.cache.is_quantised() ? scratch.widened : nullptr),
+        half_bytes_(widened_ ? WidenedKv::half_bytes(cache_) : cache_.half_bytes()) {}
 
   // Attend to all partitions, one after the other.
   void run() {
@@ -220,7 +192,9 @@ class Block {
     for (int group = 0; group < num_groups_; group++) {
       const int64_t at = from + group * GROUP_TOKENS;
       const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
-      keys_[group] = cache_.keys(a_.layer, page, kv_head_) + offset * dim_ * sizeof(typename Step::stored);
+      const char* head = cache_.keys(a_.layer, page, kv_head_);
+      keys_[group] = widened_ ? widened_->widen_group(cache_, head, (int)offset, group)
+                              : head + offset * dim_ * sizeof(typename Step::stored);
     }
     constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
     for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
@@ -235,7 +209,8 @@ class Block {
       dot_columns<Step, MR, TILE_VECTORS>(acc, queries, query_dim_, keys_ + vector, Step::BYTES,
                                          dim_ / Step::K);
       UNROLL for (int r = 0; r < MR; r++)
-        UNROLL for (int v = 0; v < TILE_VECTORS; v++) scores[r][vector + v] = acc[r][v];
+        UNROLL for (int v = 0; v < TILE_VECTORS; v++)
+          scores[r][vector + v] = widened_ ? acc[r][v] * widened_->key_scales(vector + v) : acc[r][v];
     }
     T weights[MR * TILE_TOKENS];
     float shrink[MR];
@@ -253,10 +228,12 @@ class Block {
   // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
     num_groups_ += num_groups_ % 2;
-    const TileProducts products{dim_, query_dim_, num_groups_, keys_, cache_.half_bytes()};
+    const TileProducts products{dim_, query_dim_, num_groups_, keys_, half_bytes_};
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
       const int count = std::min(rows_ - row, 2 * TILE_SIDE);
       products.score((const T*)scratch_.queries.data() + row * query_dim_, count, scores_of(0));
+      if (widened_)
+        for (int r = 0; r < count; r++) scale_scores(scores_of(r));
       // In two loops, so that rows overlap: the first has long chains of operations.
       for (int r = 0; r < count; r++)
         scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(r));
@@ -267,6 +244,11 @@ class Block {
   }
 
   float* scores_of(int row) const { return scratch_.scores.data() + row * SCORES_STRIDE; }
+
+  __attribute__((noinline)) void scale_scores(float* scores) const {
+    for (int group = 0; group < num_groups_; group++)
+      store(scores + group * LANES, load<vf>(scores + group * LANES) * widened_->key_scales(group));
+  }
 
   // Return the greatest of one row's scores, which are made final.
   INLINE float find_maximum(int64_t start, int row, float* scores) {
@@ -290,6 +272,8 @@ class Block {
         p[i] = exp2<exp2_of_fraction_short>(load<vf>(scores + (group + i) * LANES) - most);
         sums[i] += p[i];
       }
+      if (widened_)
+        UNROLL for (int i = 0; i < 2; i++) p[i] *= widened_->value_scales(group + i);
       UNROLL for (int i = 0; i < 2; i++) store((bf16*)scores + (group + i) * LANES, narrow(p[i]));
     }
     return sums[0] + sums[1];
@@ -334,7 +318,7 @@ class Block {
     UNROLL for (int v = 0; v < VECTORS; v++) {
       const vf p = exp2(s[v] - now);
       sum += p;
-      store(weights + v * LANES, round_to<T>(p));
+      store(weights + v * LANES, round_to<T>(widened_ ? p * widened_->value_scales(v) : p));
     }
     store(&scratch_.sums[row * LANES], sum);
     return shrink;
@@ -362,7 +346,7 @@ class Block {
     for (int group = 0; group < num_groups_; group++) {
       const char* columns[NV];
       UNROLL for (int v = 0; v < NV; v++)
-        columns[v] = keys_[group] + cache_.half_bytes() + (vector + v) * Step::BYTES;
+        columns[v] = keys_[group] + half_bytes_ + (vector + v) * Step::BYTES;
       dot_columns<Step, MR, NV>(acc, weights + group * GROUP_TOKENS, TILE_TOKENS, columns,
                                 (int64_t)(dim_ / LANES) * Step::BYTES, GROUP_TOKENS / Step::K);
     }
@@ -393,6 +377,8 @@ class Block {
   AttentionScratch& scratch_;
   const int32_t* table_;
   const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
+  WidenedKv* const widened_;  // null = pages are read as they are
+  const int64_t half_bytes_;  // from K to V of a located group
   int num_groups_ = 0;
   const char* keys_[PARTITION_TOKENS / GROUP_TOKENS];
 };
@@ -417,6 +403,10 @@ void store_kv(const KvCache& cache, int layer, const float* key, const float* va
   for (int head = 0; head < cache.num_kv_heads; head++) {
     char* keys = cache.keys(layer, slot / cache.page_size, head);
     const int offset = (int)(slot % cache.page_size), at = head * cache.head_dim;
+    if (cache.is_quantised()) {
+      store_quantised(cache, keys, key + at, value + at, offset);
+      continue;
+    }
     with_step(cache.format, [&](auto step) {
       store_rows<decltype(step)>(cache, keys, key + at, value + at, offset);
     });

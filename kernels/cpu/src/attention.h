@@ -4,7 +4,8 @@
 // weight, so that both products of attention read them sequentially:
 //   K  [page_size / 16][head_dim / W][16 tokens][W]
 //   V  [page_size / 16][16 tokens / W][head_dim][W]
-// where W is 2 for bf16 and 1 for float and f16, and head_dim is padded to 16.
+// where W is 2 for bf16 and 1 for float and f16, and head_dim is padded to 16. K and V may be stored in
+// 8 bits, in the same order (quantised_kv.h); a tile's are widened before all heads attend to it.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
 // maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
@@ -17,6 +18,7 @@
 #include "batch.h"
 #include "buffer.h"
 #include "format.h"
+#include "kv_format.h"
 #include "tile.h"
 
 namespace remora {
@@ -27,8 +29,9 @@ constexpr int PARTITION_TOKENS = 256;
 constexpr int MAX_BLOCK_ROWS = HAS_TILES ? 64 : 48;
 
 struct KvCache {
-  char* data;  // [layers][pages][kv heads][K, V]
-  Format format;  // plain
+  char* data;  // [layers][pages][kv heads][K, V, scales if quantised]
+  Format format;  // plain; of products
+  KvFormat kv_format;  // as stored; PLAIN = in `format`
   bool is_windowed;  // windowed layers with page tables of their own
   int num_pages, page_size, num_kv_heads, head_dim;
 
@@ -40,10 +43,16 @@ struct KvCache {
            batch.table_rows[sequence] * batch.table_stride;
   }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
-  int64_t half_bytes() const { return (int64_t)page_size * padded_dim() * number_bytes(format); }
-  int64_t page_bytes() const { return 2 * num_kv_heads * half_bytes(); }
+  bool is_quantised() const { return kv_format != PLAIN; }
+  int64_t half_bytes() const {
+    return (int64_t)page_size * padded_dim() * (is_quantised() ? 1 : number_bytes(format));
+  }
+  int64_t head_bytes() const {
+    return 2 * (half_bytes() + (is_quantised() ? page_size * (int64_t)sizeof(bf16) : 0));
+  }
+  int64_t page_bytes() const { return num_kv_heads * head_bytes(); }
   char* keys(int layer, int64_t page, int head) const {
-    return data + ((int64_t)layer * num_pages + page) * page_bytes() + 2 * head * half_bytes();
+    return data + ((int64_t)layer * num_pages + page) * page_bytes() + head * head_bytes();
   }
 };
 
@@ -76,12 +85,15 @@ struct Attention {
   }
 };
 
+class WidenedKv;
+
 // Buffers of one thread.
 struct AttentionScratch {
   Buffer<float> out, sums, maxima;  // of the present partition
   Buffer<float> total_out, total_sums, total_maxima;
   Buffer<float> scores;  // of two blocks of tile rows, then the weights
   Buffer<char> queries;
+  WidenedKv* widened = nullptr;  // of quantised caches
   void reserve(const Attention& attention);
 };
 

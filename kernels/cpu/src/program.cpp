@@ -164,6 +164,12 @@ void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
 void Attend::reserve(int num_threads) {
   scratch_.resize(num_threads);
   for (auto& scratch : scratch_) scratch.reserve(a_);
+  if (!a_.cache.is_quantised()) return;
+  if ((int)widened_.size() < num_threads) widened_.resize(num_threads);
+  for (int thread = 0; thread < num_threads; thread++) {
+    widened_[thread].reserve(a_.cache);
+    scratch_[thread].widened = &widened_[thread];
+  }
 }
 
 void Attend::prepare(const Batch& batch) {

@@ -17,6 +17,7 @@
 #include "linear.h"
 #include "low_rank.h"
 #include "norm.h"
+#include "quantised_kv.h"
 #include "team.h"
 
 namespace remora {
@@ -207,7 +208,8 @@ class PartitionSums {
 
 class Attend : public Operation {
  public:
-  Attend(const Attention& attention, const PartitionSums& sums) : a_(attention), sums_(sums) {}
+  Attend(const Attention& attention, const PartitionSums& sums, std::deque<WidenedKv>& widened)
+      : a_(attention), sums_(sums), widened_(widened) {}
   void reserve(int num_threads) override;
   void prepare(const Batch& batch) override;
   int num_chunks(const Batch& batch, int num_threads) const override;
@@ -232,6 +234,7 @@ class Attend : public Operation {
 
   const Attention a_;
   const PartitionSums& sums_;
+  std::deque<WidenedKv>& widened_;  // of each thread
   std::vector<int> first_block_;  // [S + 1] blocks of query tokens, counted over all sequences
   std::deque<Divided> divided_;   // empty if there are enough blocks
   std::vector<Part> parts_;       // of divided blocks
@@ -245,6 +248,7 @@ class Program : public Job {
   Batch batch{};
 
   const PartitionSums& partition_sums() const { return partition_sums_; }
+  std::deque<WidenedKv>& widened_kv() { return widened_kv_; }
   // Adapter rows of the current step, for operations that are added.
   const AdapterRows& adapter_rows(bool on_logits) const { return on_logits ? logits_ : tokens_; }
   void add(std::unique_ptr<Operation> operation);
@@ -262,6 +266,7 @@ class Program : public Job {
 
   Team& team_;
   PartitionSums partition_sums_;
+  std::deque<WidenedKv> widened_kv_;  // of each thread, shared by the operations
   AdapterRows tokens_, logits_;
   std::vector<std::unique_ptr<Operation>> operations_;
   int first_ = 0, last_ = 0;

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from remora.configs.load import parse_args
-from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan, refit
+from remora.configs.planning.kv_format import kv_bytes_per_token
+from remora.configs.planning.plan import EnginePlan, make_plan, refit
 from remora.deployments.bench.roofline import model_work
 from remora.engine.engine import Engine
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner

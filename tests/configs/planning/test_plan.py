@@ -16,7 +16,8 @@ from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan
+from remora.configs.planning.kv_format import kv_bytes_per_token
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.planning.scheduling_plan import running_requests
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.planning.plan import kv_bytes_per_token
+from remora.configs.planning.kv_format import kv_bytes_per_token
 from tests.configs.planning.test_plan import make_machine, make_model, plan, refusal
 
 WIDE = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 4096}

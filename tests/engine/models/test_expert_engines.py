@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from remora.configs.errors import InvalidAdapter
 from remora.configs.load import parse_args
+from remora.configs.planning.kv_format import kv_bytes_per_token
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.configs.planning.plan import kv_bytes_per_token, make_plan
+from remora.configs.planning.plan import make_plan
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.layers.experts import Experts
 from remora.engine.llm import LLM

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import PagedCache
-from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.library import Format, KvFormat, Team
 from remora.kernels.cpu.program import Program
+from remora.kernels.kv_store import GREATEST, quantise
 from tests.kernels.cpu.products import GUARD, make_batch
 
 MAX_TOKENS = 1024
@@ -28,7 +29,8 @@ class Heads:
 
     slope: slopes go from this to zero, head by head; None = there are none
     sink:  sinks go from this to its negative, head by head; None = there are none
-    dtype: of K and V
+    dtype: of K and V, unless they are quantised
+    kv_dtype: of quantised K and V; None = they are not
     """
 
     num_kv_heads: int = 2
@@ -41,6 +43,7 @@ class Heads:
     sink: float | None = None
     slope: float | None = None
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
 
     @property
     def num_heads(self) -> int:
@@ -71,6 +74,13 @@ class Heads:
         heads = self.num_heads + 2 * self.num_kv_heads
         return torch.randn(num_tokens, heads, self.head_dim, generator=generator)
 
+    def read(self, heads: Tensor) -> Tensor:
+        """Return K or V [tokens, heads, head_dim] as attention reads them, in float64."""
+        if self.kv_dtype is None:
+            return heads.to(self.dtype).double()
+        codes, scales = quantise(heads.nan_to_num(), self.kv_dtype)
+        return codes.double() * scales.double().unsqueeze(-1)
+
 
 class Attending:
     """One layer's cache and sequences by number; pages come in random order."""
@@ -91,8 +101,13 @@ class Attending:
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
             format=Format.of(heads.dtype),
+            kv_format=KvFormat.of(heads.kv_dtype),
         )
-        self.cache.data.view(heads.dtype).fill_(garbage)
+        if heads.kv_dtype is not None:
+            code = torch.tensor(GREATEST[heads.kv_dtype] if garbage else 0.0).to(heads.kv_dtype)
+            self.cache.data.copy_(code.view(torch.uint8))
+        else:
+            self.cache.data.view(heads.dtype).fill_(garbage)
         width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
         self._qkv = torch.zeros(MAX_TOKENS, width + 5)
         out_width = heads.num_heads * heads.head_dim
@@ -158,19 +173,33 @@ class Attending:
         return dict(zip(chunks, parts, strict=bool(chunks)))
 
     def stored(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """Read K and V [tokens, num_kv_heads, head_dim] back as src/attention.h lays them out."""
+        """Read K and V [tokens, num_kv_heads, head_dim] back as src/attention.h lays them out.
+
+        Quantised ones are multiplied by their scales, in float64.
+        """
         heads, size = self._heads, self._heads.page_size
         width = 2 if heads.dtype == torch.bfloat16 else 1
         padded = -(-heads.head_dim // 16) * 16
         num_pages = -(-self._lens[sequence] // size)
-        pages = self.cache.data[1][self.tables[sequence, :num_pages].long()].view(heads.dtype)
-        halves = pages.view(num_pages, heads.num_kv_heads, 2, size // 16, 16 * padded)
+        pages = self.cache.data[1][self.tables[sequence, :num_pages].long()]
+        pages = pages.view(num_pages, heads.num_kv_heads, -1)
+        dtype = heads.kv_dtype or heads.dtype
+        num_bytes = 2 * size * padded * dtype.itemsize
+        halves = pages[:, :, :num_bytes].contiguous().view(dtype)
+        halves = halves.view(num_pages, heads.num_kv_heads, 2, size // 16, 16 * padded)
         keys = halves[:, :, 0].view(num_pages, -1, size // 16, padded // width, 16, width)
         values = halves[:, :, 1].view(num_pages, -1, size // 16, 16 // width, padded, width)
-        return (
+        stored = (
             self._in_order(keys.permute(0, 2, 4, 1, 3, 5), sequence),
             self._in_order(values.permute(0, 2, 3, 5, 1, 4), sequence),
         )
+        if heads.kv_dtype is None:
+            assert pages.shape[2] == num_bytes
+            return stored
+        scales = pages[:, :, num_bytes:].contiguous().view(torch.bfloat16)
+        scales = scales.view(num_pages, -1, 2, size).permute(2, 0, 3, 1).flatten(1, 2)
+        scales = scales[:, : self._lens[sequence], :, None].double()
+        return stored[0].double() * scales[0], stored[1].double() * scales[1]
 
     def _in_order(self, tokens_first: Tensor, sequence: int) -> Tensor:
         heads = self._heads
@@ -184,7 +213,7 @@ def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     ends = (heads.num_heads, heads.num_heads + heads.num_kv_heads)
     query, key, value = qkv.tensor_split(ends, dim=1)
     query = query.to(heads.work_dtype).double()
-    key, value = (each.to(heads.dtype).double() for each in (key, value))
+    key, value = heads.read(key), heads.read(value)
     key = key.repeat_interleave(heads.heads_per_kv, 1)
     value = value.repeat_interleave(heads.heads_per_kv, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale

@@ -19,6 +19,8 @@ from tests.kernels.cpu.attending import MOST, Attending, Heads, attend_densely, 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-5}
 DTYPES = list(TOLERANCE)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
+KV_DTYPES = [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
+EVERY_KV_DTYPE = pytest.mark.parametrize("kv_dtype", [None, *KV_DTYPES])
 
 
 @st.composite
@@ -34,6 +36,7 @@ def all_heads(draw: st.DrawFn) -> Heads:
         slope=draw(st.none() | st.sampled_from([0.01, 0.5])),
         sink=draw(st.none() | st.sampled_from([1.0, 60.0])),
         dtype=draw(st.sampled_from(DTYPES)),
+        kv_dtype=draw(st.sampled_from([None, *KV_DTYPES])),
     )
 
 
@@ -89,6 +92,8 @@ def test_decoding_agrees_at_the_edges_of_groups_tiles_and_pages(
         {"sink": 1.0, "window": 24},
         {"slope": 0.1},
         {"soft_cap": 5},
+        *({"kv_dtype": each, "head_dim": 80, "soft_cap": 5, "sink": 1.0} for each in KV_DTYPES),
+        *({"kv_dtype": each, "window": 24, "slope": 0.1} for each in KV_DTYPES),
     ],
     ids=str,
 )
@@ -99,12 +104,17 @@ def test_every_instruction_set_knows_every_rule(
 
 
 @EVERY_DTYPE
+@EVERY_KV_DTYPE
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("heads_per_kv", [1, 3, 8])
 def test_chunks_give_the_bits_of_the_whole(
-    each_team: Team, heads_per_kv: int, window: int | None, dtype: torch.dtype
+    each_team: Team,
+    heads_per_kv: int,
+    window: int | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
-    heads = Heads(heads_per_kv=heads_per_kv, window=window, dtype=dtype)
+    heads = Heads(heads_per_kv=heads_per_kv, window=window, dtype=dtype, kv_dtype=kv_dtype)
     qkv = heads.draw(150, seed=1)
     whole = run_in_chunks(each_team, heads, qkv, [150])
 
@@ -169,12 +179,17 @@ def test_company_and_threads_change_no_bit(
 
 
 @EVERY_DTYPE
+@EVERY_KV_DTYPE
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("head_dim", [8, 80])
 def test_what_earlier_owners_left_in_a_page_changes_nothing(
-    each_team: Team, head_dim: int, page_size: int, dtype: torch.dtype
+    each_team: Team,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
-    heads = Heads(head_dim=head_dim, page_size=page_size, dtype=dtype)
+    heads = Heads(head_dim=head_dim, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype)
     qkv = {0: heads.draw(70, seed=0), 1: heads.draw(3, seed=1)}
     clean = Attending(each_team, heads, num_sequences=2)
     used = Attending(each_team, heads, num_sequences=2, garbage=MOST[dtype])
@@ -183,6 +198,23 @@ def test_what_earlier_owners_left_in_a_page_changes_nothing(
 
     for i in qkv:
         assert torch.equal(attended[i], expected[i])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_heads_are_quantised_alone_and_stay_finite(each_team: Team, kv_dtype: torch.dtype) -> None:
+    heads = Heads(kv_dtype=kv_dtype)
+    qkv = heads.draw(20, seed=0)
+    qkv[5, heads.num_heads :, 3::8] = torch.nan  # a rotation's pair
+    qkv[6, heads.num_heads :, 3] = 3e38
+    qkv[7, heads.num_heads :] = 1e-37
+    attending = Attending(each_team, heads, num_sequences=1)
+
+    attended = attending.step({0: qkv})[0]
+
+    assert attended[:6].isfinite().all()
+    for place, stored in enumerate(attending.stored(0)):
+        first = heads.num_heads + place * heads.num_kv_heads
+        assert torch.equal(stored, heads.read(qkv[:, first : first + heads.num_kv_heads]))
 
 
 @EVERY_DTYPE
@@ -217,12 +249,17 @@ def test_a_page_that_held_nan_is_safe_for_its_next_owner(
 
 
 @EVERY_DTYPE
+@EVERY_KV_DTYPE
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("head_dim", [8, 64, 80])
 def test_keys_and_values_are_stored_where_the_table_says(
-    each_team: Team, head_dim: int, page_size: int, dtype: torch.dtype
+    each_team: Team,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
-    heads = Heads(head_dim=head_dim, page_size=page_size, dtype=dtype)
+    heads = Heads(head_dim=head_dim, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype)
     attending = Attending(each_team, heads, num_sequences=2)
     qkv = {0: heads.draw(75, seed=0), 1: heads.draw(31, seed=1)}
 
@@ -231,9 +268,9 @@ def test_keys_and_values_are_stored_where_the_table_says(
 
     for i, x in qkv.items():
         keys, values = attending.stored(i)
-        expected = x[:, heads.num_heads :].to(dtype)
-        assert torch.equal(keys, expected[:, :2])
-        assert torch.equal(values, expected[:, 2:])
+        expected = heads.read(x[:, heads.num_heads :])
+        assert torch.equal(keys.double(), expected[:, :2])
+        assert torch.equal(values.double(), expected[:, 2:])
     assert not attending.cache.data[0].any(), "another layer was written to"
 
 

@@ -154,6 +154,10 @@ TILED_HEADS = [
     for page_size in (16, 32)
     for head_dim in (16, 64, 80)
     for rule in RULES
+] + [
+    Heads(dtype=torch.bfloat16, kv_dtype=kv_dtype, head_dim=80, **rule)
+    for kv_dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+    for rule in RULES
 ]
 
 

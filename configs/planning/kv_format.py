@@ -1,0 +1,70 @@
+"""The format of cached K and V: what is asked for, its bytes, and who supports it.
+
+Knows plans and facts; knows nothing of page layouts.
+"""
+
+from __future__ import annotations
+
+from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
+from remora.configs.planning.device_plan import DevicePlan
+from remora.configs.planning.shares import kv_elements_per_token
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.engine import KVDtype
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+KV_8_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
+SCALE_BYTES = 2  # of each token and head, in 8-bit formats
+
+
+def pick_kv_dtype(
+    config: ServeConfig, model: ModelFacts, dtype: str, on_device: DevicePlan
+) -> KVDtype:
+    """Return the format of cached K and V; auto = that of activations, `dtype`.
+
+    Raises ConfigError for a format that the model or the backend does not support.
+    """
+    wanted = config.engine.kv_dtype
+    if wanted in ("auto", dtype):
+        return "auto"
+    name = f"engine.kv_dtype = {wanted}"
+    if wanted not in KV_8_BIT:
+        raise ConfigError(
+            f"{name}: the model computes in {dtype}, and K and V are cached in that format or in "
+            f"8 bits; set it to auto, {', '.join(KV_8_BIT)}, or set model.dtype to {wanted}"
+        )
+    for is_fault, reason in (
+        (
+            model.kv_vectors == 1,
+            "the model caches latents (MLA), of which one scale for a token would also be that of "
+            "its rotary key; set it to auto",
+        ),
+        (
+            on_device.attention_backend not in ("torch", "triton"),
+            f"engine.attention_backend {on_device.attention_backend} reads no scales for each token and head; set that "
+            "to triton, or kv_dtype to auto",
+        ),
+        (
+            on_device.compiled_rows > 0,
+            "compiled decode steps read K and V unquantised; leave engine.compile out, or set "
+            "kv_dtype to auto",
+        ),
+    ):
+        if is_fault:
+            raise ConfigError(f"{name}: {reason}")
+    return wanted
+
+
+def kv_bytes_per_token(
+    model: ModelFacts, dtype: str, kv_dtype: str = "auto", *, tp_size: int = 1, pp_size: int = 1
+) -> int:
+    """Return the bytes of K and V of one token on the rank with the most, scales included."""
+    elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
+    if kv_dtype not in KV_8_BIT:
+        return elements * DTYPE_BYTES[dtype]
+    return elements + elements // model.head_dim * SCALE_BYTES
+
+
+def kv_gain(model: ModelFacts, dtype: str, kv_dtype: str) -> float:
+    """Return how many tokens fit where one of the format `dtype` would."""
+    return kv_bytes_per_token(model, dtype) / kv_bytes_per_token(model, dtype, kv_dtype)

@@ -1,0 +1,73 @@
+#include "quantised_kv.h"
+
+#include <algorithm>
+
+#include "head_vectors.h"
+
+namespace remora {
+
+namespace {
+
+// Smaller heads become zeros: the quotient of two denormal numbers is not exact everywhere.
+constexpr float LEAST_SIZE = 1e-30f;
+
+// Quantise one head; put(first element, codes) receives its vectors. Returns the scale. It is rounded
+// before it divides, so codes exceed the format's range by less than half a step.
+template <class Codes, class Put>
+INLINE bf16 quantise(const float* head, int dim, Put&& put) {
+  vf most = splat(LEAST_SIZE);
+  for_vectors(dim, [&](int first, int count) {
+    most = max(most, absolute(finite<float>(load_some(head + first, count))));
+  });
+  const bf16 scale = narrow(max_lane(most) / Codes::GREATEST);
+  const vf divisor = splat(widen(scale));
+  for_vectors(dim, [&](int first, int count) {
+    const vf scaled = finite<float>(load_some(head + first, count)) / divisor;
+    put(first, __builtin_convertvector(Codes::encode(scaled), vb));
+  });
+  return scale;
+}
+
+}  // namespace
+
+void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
+                     int offset) {
+  const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
+  const int width = cache.format == BF16 ? 2 : 1;
+  const int64_t start = (int64_t)group * GROUP_TOKENS * dim;
+  char* k = head + start + lane * width;
+  char* v = head + cache.half_bytes() + start + lane / width * dim * width + lane % width;
+  bf16* scales = (bf16*)(head + 2 * cache.half_bytes()) + offset;
+  with_codes(cache.kv_format, [&](auto codes) {
+    typedef decltype(codes) Codes;
+    scales[0] = quantise<Codes>(key, cache.head_dim, [&](int first, vb elements) {
+      for (int i = 0; i < LANES; i++)
+        k[(first + i) / width * GROUP_TOKENS * width + (first + i) % width] = elements[i];
+    });
+    scales[cache.page_size] = quantise<Codes>(value, cache.head_dim, [&](int first, vb elements) {
+      for (int i = 0; i < LANES; i++) v[(first + i) * width] = elements[i];
+    });
+  });
+}
+
+void WidenedKv::reserve(const KvCache& cache) { data_.reserve(2 * half_bytes(cache)); }
+
+const char* WidenedKv::widen_group(const KvCache& cache, const char* head, int offset, int group) {
+  const int64_t count = (int64_t)GROUP_TOKENS * cache.padded_dim(), half = half_bytes(cache);
+  const char* from = head + (int64_t)offset * cache.padded_dim();
+  char* to = data_.data() + group * count * number_bytes(cache.format);
+  const bf16* scales = (const bf16*)(head + 2 * cache.half_bytes()) + offset;
+  for (int part = 0; part < 2; part++) {
+    with_number(cache.format, [&](auto number) {
+      with_codes(cache.kv_format, [&](auto codes) {
+        widen<decltype(codes)>(from + part * cache.half_bytes(), count,
+                               (decltype(number)*)(to + part * half));
+      });
+    });
+    for (int i = 0; i < GROUP_TOKENS; i++)
+      scales_[part][group * GROUP_TOKENS + i] = widen(scales[part * cache.page_size + i]);
+  }
+  return to;
+}
+
+}  // namespace remora

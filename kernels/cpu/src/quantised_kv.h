@@ -1,0 +1,37 @@
+// K and V in 8 bits with a scale for each token and head, as stored and as attention reads them.
+//
+// Codes of a head are in the order of unquantised K and V (attention.h), followed in the page by its
+// scales in bf16: [K, V][page_size]. The scale maps the greatest magnitude of a token's head to the
+// greatest number of the format, so a token's bits depend on that token alone.
+#pragma once
+
+#include "attention.h"
+
+namespace remora {
+
+// Quantise a token's K and V of one head. `head`: of the page; `offset`: of the token in the page.
+void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
+                     int offset);
+
+// Groups of one head, widened to the plain format of the cache; of one thread.
+class WidenedKv {
+ public:
+  void reserve(const KvCache& cache);
+
+  // Widen the group that begins at a page's token `offset`, as number `group`; returns its K. V
+  // follows `half_bytes` after it.
+  const char* widen_group(const KvCache& cache, const char* head, int offset, int group);
+
+  static int64_t half_bytes(const KvCache& cache) {
+    return (int64_t)PARTITION_TOKENS * cache.padded_dim() * number_bytes(cache.format);
+  }
+  // Scales of 16 tokens of K or V.
+  vf key_scales(int group) const { return load<vf>(scales_[0] + group * GROUP_TOKENS); }
+  vf value_scales(int group) const { return load<vf>(scales_[1] + group * GROUP_TOKENS); }
+
+ private:
+  Buffer<char> data_;  // [K, V][groups]; zeroed, because tiles read past a group's end
+  float scales_[2][PARTITION_TOKENS] = {};
+};
+
+}  // namespace remora

@@ -1,0 +1,80 @@
+"""What 8-bit K and V save, and who has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.configs.planning.device_plan import DevicePlan
+from remora.configs.planning.kv_format import KV_8_BIT, kv_gain, pick_kv_dtype
+from remora.configs.planning.memory_report import lines, report
+from tests.configs.planning.test_plan import GIB, make_model, plan, refusal
+from tests.configs.test_banner import make_banner
+
+EVERY_FORMAT = pytest.mark.parametrize("kv_dtype", KV_8_BIT)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize(("head_dim", "gain"), [(64, 1.88), (128, 1.94), (256, 1.97)])
+def test_the_same_memory_holds_almost_twice_the_tokens(
+    kv_dtype: str, head_dim: int, gain: float
+) -> None:
+    model = make_model(head_dim=head_dim)
+    wide, narrow = (
+        plan(facts=model, engine={"kv_memory": 4 * GIB, "kv_dtype": each})
+        for each in ("auto", kv_dtype)
+    )
+
+    assert gain <= narrow.kv_tokens / wide.kv_tokens < 2
+    assert narrow.kv_tokens / wide.kv_tokens == pytest.approx(
+        kv_gain(model, "bfloat16", kv_dtype), rel=1e-3
+    )
+
+
+def test_the_format_of_the_model_is_no_change() -> None:
+    made = plan(engine={"kv_dtype": "bfloat16", "kv_tokens": 1600})
+
+    assert made == plan(engine={"kv_tokens": 1600})
+    assert made.cached_dtype == "bfloat16"
+
+
+def test_report_and_banner_name_format_and_gain() -> None:
+    model, engine = make_model(), {"kv_dtype": "int8", "kv_tokens": 1600}
+    made = plan(facts=model, engine=engine)
+
+    assert "11.6 KiB in int8, 1.94 x the tokens of bfloat16" in "\n".join(
+        lines(report(made, model, is_native=True), made)
+    )
+    assert "in int8 (1.94 x the tokens of bfloat16)" in make_banner(engine)
+    assert "x the tokens" not in make_banner({"kv_tokens": 1600})
+
+
+@pytest.mark.parametrize(
+    ("facts", "sections", "reason"),
+    [
+        ({"kv_vectors": 1}, {"engine": {"kv_dtype": "int8"}}, "latents"),
+        ({}, {"engine": {"kv_dtype": "float16"}}, "the model computes in bfloat16"),
+        (
+            {},
+            {"engine": {"kv_dtype": "fp8_e4m3", "compile": True, "cpu_kernels": "torch"}},
+            "leave engine.compile out",
+        ),
+    ],
+)
+def test_what_has_no_such_cache_says_why(
+    facts: dict[str, Any], sections: dict[str, Any], reason: str
+) -> None:
+    message = refusal(facts=make_model(**facts), **sections)
+
+    assert message.startswith(f"engine.kv_dtype = {sections['engine']['kv_dtype']}: ")
+    assert reason in message
+
+
+def test_libraries_read_no_such_scales() -> None:
+    config = parse_args({"model": {"path": "tiny"}, "engine": {"kv_dtype": "int8"}})
+
+    with pytest.raises(ConfigError, match=r"flashinfer reads no scales .* set that to triton"):
+        pick_kv_dtype(config, make_model(), "bfloat16", DevicePlan(attention_backend="flashinfer"))
