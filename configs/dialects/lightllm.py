@@ -36,6 +36,10 @@ _MODES = {
     "triton_gqa_attention": "attention always shares KV reads within a group of heads",
     "triton_gqa_flashdecoding": "attention always splits keys and shares KV reads",
 }
+_KV_MODES = {
+    "triton_int8kv": "a scale for each token and head",
+    "ppl_int8kv": "a scale for each token and head, where PPL's kernels have one for 8 elements",
+}
 
 
 def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
@@ -53,14 +57,21 @@ def _to_quantisation(settings: Settings) -> Any:
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 
-def _of_modes(value: list[str], given: Mapping[str, Any]) -> Harmless:
+def _of_modes(value: list[str], given: Mapping[str, Any]) -> Effect | Harmless:
+    known = (*_MODES, *_KV_MODES)
     for mode in value:
-        if mode not in _MODES:
-            raise Refusal(
-                f"{mode}: not yet: 8-bit KV cache, and PPL's kernels; {', '.join(_MODES)} have no "
-                "effect"
-            )
+        if mode == "triton_fp8kv":
+            raise Refusal(f"{mode}: not offered: 8-bit latents; supported: {', '.join(known)}")
+        if mode not in known:
+            raise Refusal(f"{mode}: not offered: PPL's kernels; supported: {', '.join(known)}")
+    kv_modes = [mode for mode in value if mode in _KV_MODES]
+    if kv_modes:
+        return Effect({"engine.kv_dtype": "int8"}, "; ".join(_KV_MODES[mode] for mode in kv_modes))
     return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen automatically")
+
+
+def _to_modes(settings: Settings) -> Any:
+    return ["triton_int8kv"] if settings.get("engine.kv_dtype") == "int8" else UNSAID
 
 
 def _of_grouping(value: list[str], given: Mapping[str, Any]) -> Settings:
@@ -224,12 +235,7 @@ RULES: Mapping[str, Rule] = {
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
     "--tp": Sets(key="parallel.tp_size"),
     "--dp": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica, for any model"),
-    "--mode": Means(
-        keys=(),
-        reads=_of_modes,
-        effective=False,
-        why="decode attention kernels are chosen automatically; other modes are refused",
-    ),
+    "--mode": Means(keys=("engine.kv_dtype",), reads=_of_modes, writes=_to_modes),
     "--quant_type": Means(
         keys=("model.quantization",),
         reads=_of_quantisation,

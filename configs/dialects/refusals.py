@@ -66,11 +66,13 @@ REFUSALS: Mapping[str, Rule] = {
     "attention.multimodal_backend": _MULTIMODAL,
     "mamba.": _RECURRENT,
     "quant.": _QUANTISED,
-    "quant.kv_scales_path": not_yet("8-bit KV cache"),
+    "quant.kv_scales_path": Refused(
+        "not offered: scales from a file; --kv-cache-dtype fp8_e4m3 computes one for each token "
+        "and head, which is at least as accurate; leave the file out"
+    ),
     "quant.modelopt": _MODELOPT,
     "quant.modelopt_restore_path": _MODELOPT,
     "quant.modelopt_save_path": _MODELOPT,
-    "kv_cache.dtype": not_yet("8-bit KV cache"),
     "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,
     "memory.": not_yet("releasing memory while serving"),

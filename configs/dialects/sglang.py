@@ -40,6 +40,7 @@ _LOAD_FORMATS = {
     "layered": "auto",
     "bitsandbytes": "auto",
 }
+_KV_SCALES = "with a scale for each token and head, computed as they are stored"
 # Values of --quantization that say what the checkpoint is.
 _RECOGNISED = (
     "awq",
@@ -156,6 +157,14 @@ RULES: Mapping[str, Rule] = {
     # memory and scheduling
     "--mem-fraction-static": memory_share("--max-total-tokens"),
     "--radix-eviction-policy": Sets(key="engine.prefix_eviction"),
+    "--kv-cache-dtype": Sets(
+        key="engine.kv_dtype",
+        hows={
+            "auto": "the model's format, also if the checkpoint has scales of K and V",
+            "fp8_e4m3": _KV_SCALES,
+            "fp8_e5m2": _KV_SCALES,
+        },
+    ),
     "--page-size": Sets(key="engine.page_size"),
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
     "--swa-full-tokens-ratio": Sets(

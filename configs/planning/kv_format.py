@@ -41,8 +41,8 @@ def pick_kv_dtype(
         ),
         (
             on_device.attention_backend not in ("torch", "triton"),
-            f"engine.attention_backend {on_device.attention_backend} reads no scales for each token and head; set that "
-            "to triton, or kv_dtype to auto",
+            f"engine.attention_backend {on_device.attention_backend} reads no scales for each "
+            "token and head; set that to triton, or kv_dtype to auto",
         ),
         (
             on_device.compiled_rows > 0,

@@ -167,7 +167,7 @@ def store_in_slot(
 
     pages_M:    pointers to the heads in the pages
     dtype:      original format of the heads
-    QUANTISED:  "int8", "fp8" (e4m3; the pages are bytes) or "no"
+    QUANTISED:  "int8", "e4m3", "e5m2" (the pages are bytes) or "no"
     """
     first_MC, second_MC = _finite(first_MC, dtype), _finite(second_MC, dtype)
     rest_MR = _finite(rest_MR, dtype)
@@ -175,13 +175,14 @@ def store_in_slot(
         most_M = tl.maximum(
             tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1), tl.max(tl.abs(rest_MR), 1)
         )
-        most_M = tl.maximum(most_M, 1e-30)
-        largest: tl.constexpr = 127.0 if QUANTISED == "int8" else 448.0
-        tl.store(scales_M, most_M / largest, mask=is_head_M)
-        factor_M = (largest / most_M)[:, None]
-        first_MC = _quantise(first_MC * factor_M, QUANTISED)
-        second_MC = _quantise(second_MC * factor_M, QUANTISED)
-        rest_MR = _quantise(rest_MR * factor_M, QUANTISED)
+        of_float: tl.constexpr = 448.0 if QUANTISED == "e4m3" else 57344.0
+        largest: tl.constexpr = 127.0 if QUANTISED == "int8" else of_float
+        scale_M = tl.div_rn(tl.maximum(most_M, 1e-30), largest).to(tl.bfloat16)
+        tl.store(scales_M, scale_M, mask=is_head_M)
+        divisor_M = scale_M.to(tl.float32)[:, None]
+        first_MC = _quantise(tl.div_rn(first_MC, divisor_M), QUANTISED)
+        second_MC = _quantise(tl.div_rn(second_MC, divisor_M), QUANTISED)
+        rest_MR = _quantise(tl.div_rn(rest_MR, divisor_M), QUANTISED)
     store_heads(pages_M, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)
 
 
@@ -198,23 +199,29 @@ def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
-    """Round to the nearest value of a format, ties to even; fp8 as bits."""
-    return _nearest_integer(x).to(tl.int8) if QUANTISED == "int8" else _bits_of_e4m3(x)
+    """Round to the nearest value of a format, ties to even; float8 as bits."""
+    if QUANTISED == "int8":
+        return _nearest_integer(x).to(tl.int8)
+    return _bits_of_float8(x, 3, 7) if QUANTISED == "e4m3" else _bits_of_float8(x, 2, 15)
 
 
 @triton.jit
-def _bits_of_e4m3(x: tl.tensor) -> tl.tensor:
+def _bits_of_float8(x: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr) -> tl.tensor:
     """Round with integer arithmetic: Ampere has no instruction, and memory is the bottleneck.
 
-    From 2^-6 on, the mantissa is cut to three bits, ties to even, and the exponent's bias changes
-    from 127 to 7. Smaller values are multiples of 2^-9.
+    From 2^(1 - BIAS) on, the mantissa is cut, ties to even, and the exponent's bias changes from
+    127. Smaller values are multiples of 2^(1 - BIAS - MANTISSA).
     """
+    shift: tl.constexpr = 23 - MANTISSA
     sign = x.to(tl.int32, bitcast=True) >> 24 & 0x80
-    size = tl.minimum(tl.abs(x), 448.0)
+    size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
-    normal = (bits + 0x7FFFF + (bits >> 20 & 1) >> 20) - (120 << 3)
-    small = _nearest_integer(size * 512.0).to(tl.int32)
-    return (tl.where(size < 0.015625, small, normal) | sign).to(tl.uint8)
+    below_half: tl.constexpr = (1 << (shift - 1)) - 1
+    normal = (bits + below_half + (bits >> shift & 1) >> shift) - (127 - BIAS << MANTISSA)
+    units: tl.constexpr = 1 << (BIAS + MANTISSA - 1)
+    small = _nearest_integer(size * units).to(tl.int32)
+    is_small = bits < (128 - BIAS << 23)
+    return (tl.where(is_small, small, normal) | sign).to(tl.uint8)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from remora.kernels.gpu.heads import OPTIONS, blocks_of, load_heads, store_in_slot
 
-FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 def store_kv(
@@ -23,7 +23,7 @@ def store_kv(
     key, value:  [T, K, D], each head contiguous
     kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
     slots:       [T] int64
-    scales:      [2, pages, page_size, K] float32 of int8 and fp8
+    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
     """
     num_tokens, num_heads, dim = key.shape
     if key.numel() == 0:
@@ -55,11 +55,11 @@ def store_kv(
 def slot_memory(kv_pages: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor, str]:
     """Return pages and scales for kernels, and the format for `store_in_slot`.
 
-    fp8 pages are viewed as bytes; without scales, pages are a placeholder that is not read.
+    float8 pages are viewed as bytes; without scales, pages are a placeholder that is not read.
     """
     assert kv_pages[0].is_contiguous()
     quantised = FORMATS.get(kv_pages.dtype, "no")
-    pages = kv_pages.view(torch.uint8) if quantised == "fp8" else kv_pages
+    pages = kv_pages.view(torch.uint8) if quantised.startswith("e") else kv_pages
     if scales is None:
         return pages, pages, quantised
     assert scales[0].is_contiguous()

@@ -46,7 +46,7 @@ def rotate_and_store(
     kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
     slots:       [T] int64
     out:         [T, H, D] contiguous; overwritten
-    scales:      [2, pages, page_size, K] float32 of int8 and fp8
+    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
     norms:       weights [D] of query and key
     """
     num_tokens, num_heads, dim = query.shape

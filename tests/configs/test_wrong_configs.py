@@ -184,7 +184,7 @@ FAULTS = [
     Wrong(args=("--dialect", "lightllm", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model_dir",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--tp-size", "2"), says=("model.path: required key is missing; set it with --checkpoint-path",)),
     Wrong(args=("--dialect", "lightllm", "--", "--model_dir", "/no/where"), says=("--model_dir: model.path = '/no/where': no such folder",)),
-    Wrong(args=("--dialect", "lightllm", "--", "--mode", "triton_int8kv"), says=("--mode = ['triton_int8kv']: refused: triton_int8kv: not yet",)),
+    Wrong(args=("--dialect", "lightllm", "--", "--mode", "triton_fp8kv"), says=("--mode = ['triton_fp8kv']: refused: triton_fp8kv: not offered: 8-bit latents",)),
     Wrong(args=("--dialect", "lightllm", "--", "--grouping_key", "a"), says=("--grouping_key = ['a']: refused: expected name=value",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--world-size", "4", "--tp-size", "2"), says=("--world-size = 4: refused: --tp-size", "make them agree")),
     Wrong(args=("--dialect", "rtp_llm", "--", "--checkpoint-path", "FOLDER", "--ft-alog-conf-path", "/no/log.conf"), says=("--ft-alog-conf-path: metrics.log_config = '/no/log.conf': no such file",)),

@@ -71,7 +71,9 @@ class Block {
         query_dim_(padded_query(dim_)),
         kv_head_(queries.kv_head),
         widened_(attention.cache.is_quantised() ? scratch.widened : nullptr),
-        half_bytes_(widened_ ? WidenedKv::half_bytes(cache_) : cache_.half_bytes()) {}
+        half_bytes_(!widened_               ? cache_.half_bytes()
+                    : values_replace_keys() ? 0
+                                            : WidenedKv::half_bytes(cache_)) {}
 
   // Attend to all partitions, one after the other.
   void run() {
@@ -188,16 +190,39 @@ class Block {
   // Find the groups of 16 positions in [from, to); those after them repeat the first one, up to a
   // whole tile.
   void locate(int64_t from, int64_t to) {
-    num_groups_ = (int)((to - from + GROUP_TOKENS - 1) / GROUP_TOKENS);
+    num_groups_ = num_located_ = (int)((to - from + GROUP_TOKENS - 1) / GROUP_TOKENS);
     for (int group = 0; group < num_groups_; group++) {
       const int64_t at = from + group * GROUP_TOKENS;
       const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
       const char* head = cache_.keys(a_.layer, page, kv_head_);
-      keys_[group] = widened_ ? widened_->widen_group(cache_, head, (int)offset, group)
-                              : head + offset * dim_ * sizeof(typename Step::stored);
+      heads_at_[group] = head, offsets_[group] = (int)offset;
+      if (!widened_) keys_[group] = head + offset * dim_ * sizeof(typename Step::stored);
     }
+    if (widened_) widen_keys();
     constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
     for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
+    if (widened_ && !values_replace_keys()) widen_values();
+  }
+
+  // Few rows are done with K before they need V, and both then take turns in the first-level cache.
+  bool values_replace_keys() const { return BY_TILES && rows_ <= 2 * TILE_SIDE; }
+
+  // Pages lie anywhere, so the processor does not foresee the next one.
+  void widen_keys() {
+    constexpr int AHEAD = 4;
+    const auto prefetch = [&](int group) {
+      if (group < num_located_) prefetch_group(cache_, heads_at_[group], offsets_[group]);
+    };
+    for (int group = 0; group < AHEAD; group++) prefetch(group);
+    for (int group = 0; group < num_located_; group++) {
+      prefetch(group + AHEAD);
+      keys_[group] = widened_->widen_group(cache_, heads_at_[group], 0, offsets_[group], group, 0);
+    }
+  }
+
+  void widen_values() {
+    for (int group = 0; group < num_located_; group++)
+      widened_->widen_group(cache_, heads_at_[group], 1, offsets_[group], group, half_bytes_);
   }
 
   template <int MR>
@@ -232,8 +257,10 @@ class Block {
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
       const int count = std::min(rows_ - row, 2 * TILE_SIDE);
       products.score((const T*)scratch_.queries.data() + row * query_dim_, count, scores_of(0));
-      if (widened_)
+      if (widened_) {
         for (int r = 0; r < count; r++) scale_scores(scores_of(r));
+        if (values_replace_keys()) widen_values();
+      }
       // In two loops, so that rows overlap: the first has long chains of operations.
       for (int r = 0; r < count; r++)
         scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(r));
@@ -379,8 +406,10 @@ class Block {
   const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
   WidenedKv* const widened_;  // null = pages are read as they are
   const int64_t half_bytes_;  // from K to V of a located group
-  int num_groups_ = 0;
+  int num_groups_ = 0, num_located_ = 0;
   const char* keys_[PARTITION_TOKENS / GROUP_TOKENS];
+  const char* heads_at_[PARTITION_TOKENS / GROUP_TOKENS];  // in the page of each group
+  int offsets_[PARTITION_TOKENS / GROUP_TOKENS];           // of its first token in the page
 };
 
 }  // namespace

@@ -52,21 +52,18 @@ void store_quantised(const KvCache& cache, char* head, const float* key, const f
 
 void WidenedKv::reserve(const KvCache& cache) { data_.reserve(2 * half_bytes(cache)); }
 
-const char* WidenedKv::widen_group(const KvCache& cache, const char* head, int offset, int group) {
-  const int64_t count = (int64_t)GROUP_TOKENS * cache.padded_dim(), half = half_bytes(cache);
-  const char* from = head + (int64_t)offset * cache.padded_dim();
-  char* to = data_.data() + group * count * number_bytes(cache.format);
-  const bf16* scales = (const bf16*)(head + 2 * cache.half_bytes()) + offset;
-  for (int part = 0; part < 2; part++) {
-    with_number(cache.format, [&](auto number) {
-      with_codes(cache.kv_format, [&](auto codes) {
-        widen<decltype(codes)>(from + part * cache.half_bytes(), count,
-                               (decltype(number)*)(to + part * half));
-      });
+const char* WidenedKv::widen_group(const KvCache& cache, const char* head, int part, int offset,
+                                   int group, int64_t start) {
+  const int64_t count = (int64_t)GROUP_TOKENS * cache.padded_dim();
+  const char* from = head + part * cache.half_bytes() + (int64_t)offset * cache.padded_dim();
+  char* to = data_.data() + start + group * count * number_bytes(cache.format);
+  with_number(cache.format, [&](auto number) {
+    with_codes(cache.kv_format, [&](auto codes) {
+      widen<decltype(codes)>(from, count, (decltype(number)*)to);
     });
-    for (int i = 0; i < GROUP_TOKENS; i++)
-      scales_[part][group * GROUP_TOKENS + i] = widen(scales[part * cache.page_size + i]);
-  }
+  });
+  const bf16* scales = (const bf16*)(head + 2 * cache.half_bytes()) + part * cache.page_size + offset;
+  store(scales_[part] + group * GROUP_TOKENS, widen(load<vuh>(scales)));
   return to;
 }
 

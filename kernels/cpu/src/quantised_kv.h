@@ -13,14 +13,26 @@ namespace remora {
 void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
                      int offset);
 
+// Begin to read K, V and scales of the group at a page's token `offset`.
+inline void prefetch_group(const KvCache& cache, const char* head, int offset) {
+  const int64_t bytes = (int64_t)GROUP_TOKENS * cache.padded_dim();
+  for (int part = 0; part < 2; part++) {
+    const char* from = head + part * cache.half_bytes() + (int64_t)offset * cache.padded_dim();
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+    const char* scales = head + 2 * cache.half_bytes();
+    __builtin_prefetch(scales + (part * cache.page_size + offset) * sizeof(bf16));
+  }
+}
+
 // Groups of one head, widened to the plain format of the cache; of one thread.
 class WidenedKv {
  public:
   void reserve(const KvCache& cache);
 
-  // Widen the group that begins at a page's token `offset`, as number `group`; returns its K. V
-  // follows `half_bytes` after it.
-  const char* widen_group(const KvCache& cache, const char* head, int offset, int group);
+  // Widen K or V (part 0 or 1) of the group that begins at a page's token `offset`, as number `group`
+  // from byte `start` on; returns where.
+  const char* widen_group(const KvCache& cache, const char* head, int part, int offset, int group,
+                          int64_t start);
 
   static int64_t half_bytes(const KvCache& cache) {
     return (int64_t)PARTITION_TOKENS * cache.padded_dim() * number_bytes(cache.format);
@@ -30,7 +42,7 @@ class WidenedKv {
   vf value_scales(int group) const { return load<vf>(scales_[1] + group * GROUP_TOKENS); }
 
  private:
-  Buffer<char> data_;  // [K, V][groups]; zeroed, because tiles read past a group's end
+  Buffer<char> data_;  // zeroed, because tiles read past a group's end
   float scales_[2][PARTITION_TOKENS] = {};
 };
 

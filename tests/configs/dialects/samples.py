@@ -19,6 +19,7 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--tokenizer-metrics-allowed-custom-labels"): ["team"],
     ("lightllm", "--grouping_key"): ["team=search"],
     ("lightllm", "--metric_gateway"): "http://gateway:9091",
+    ("lightllm", "--mode"): ["triton_int8kv"],
     ("sglang", "--quantization"): "gguf",
     ("sglang", "--api-key"): "env:KEY",
     ("sglang", "--admin-api-key"): "file:/key",

@@ -50,6 +50,15 @@ def loader(**said: Any) -> dict[str, Any]:
         ("lightllm", dict.fromkeys(FLASHINFER, True), BACKEND, "flashinfer"),
         ("lightllm", {FLASHINFER[1]: True}, BACKEND, "flashinfer"),
         ("lightllm", dict.fromkeys(FLASHINFER, False), BACKEND, None),
+        ("sglang", {"--kv-cache-dtype": "fp8_e5m2"}, "engine.kv_dtype", "fp8_e5m2"),
+        ("lightllm", {"--mode": ["ppl_int8kv"]}, "engine.kv_dtype", "int8"),
+        (
+            "lightllm",
+            {"--mode": ["triton_gqa_attention", "triton_int8kv"]},
+            "engine.kv_dtype",
+            "int8",
+        ),
+        ("lightllm", {"--mode": ["triton_flashdecoding"]}, "engine.kv_dtype", None),
         ("lightllm", CHUNK, "engine.prefill_chunk_tokens", 4096),
         (
             "lightllm",

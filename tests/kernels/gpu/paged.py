@@ -58,6 +58,7 @@ SHAPES: list[tuple[list[Row], dict[str, Any]]] = [
             (torch.int8, True),
             (torch.float8_e4m3fn, True),
             (torch.float8_e4m3fn, False),
+            (torch.float8_e5m2, True),
             (torch.float8_e5m2, False),
         )
         for dtype in TOLERANCES
@@ -117,7 +118,7 @@ def make_paged(
         elements = elements.mul(40).nan_to_num(127).clamp(-127, 127).round()
     return Paged(
         elements.to(dtype).to(device),
-        scales.to(device) if scaled else None,
+        scales.bfloat16().to(device) if scaled else None,
         tables.to(device)[:, : max(needed) + 1],
         torch.tensor(lengths, dtype=torch.int32, device=device),
     )

@@ -20,7 +20,7 @@ from tests.kernels.gpu.test_rope import angles
 # rotation; of float32 also those of sums.
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 3 * 2**-8, torch.bfloat16: 3 * 2**-5}
 # Of what is read back from heads of up to 8: half a step of int8, a sixteenth of a number of e4m3.
-STEPS = {torch.int8: 8 / 127 / 2, torch.float8_e4m3fn: 8 / 16}
+STEPS = {torch.int8: 8 / 126 / 2, torch.float8_e4m3fn: 8 / 16, torch.float8_e5m2: 8 / 8}
 PAGE_SIZE, EPS = 4, 1e-6
 
 

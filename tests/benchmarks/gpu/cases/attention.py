@@ -203,7 +203,8 @@ def make_pages(
     else:
         values = torch.randn(used.shape, device=device)
         used.copy_((values * 40).clamp(-127, 127).round() if dtype == torch.int8 else values)
-        scales = torch.full(shape, 0.03 if dtype == torch.int8 else 1.0, device=device)
+        scale = 0.03 if dtype == torch.int8 else 1.0
+        scales = torch.full(shape, scale, dtype=torch.bfloat16, device=device)
     ids = first_page + torch.randperm(sum(counts), dtype=torch.int32)
     tables = torch.zeros(len(lengths), of_row, dtype=torch.int32)
     first = 0

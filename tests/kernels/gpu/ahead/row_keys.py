@@ -45,7 +45,7 @@ def norm(rows: int) -> None:
 def store(rows: int, stored: torch.dtype) -> None:
     heads = empty(rows, 48, 128, dtype=BF16)
     pages = empty(2, 1000, 16, 8, 128, dtype=stored)
-    slots, scales = empty(rows, dtype=torch.int64), empty(*pages.shape[:4])
+    slots, scales = empty(rows, dtype=torch.int64), empty(*pages.shape[:4], dtype=BF16)
     store_kv(heads[:, 32:40], heads[:, 40:], pages, slots, scales if stored != BF16 else None)
 
 

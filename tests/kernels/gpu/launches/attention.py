@@ -44,7 +44,7 @@ def launch(
         empty(*pages, head_dim, dtype=kv_dtype or dtype),
         empty(num_rows, 512, dtype=INT),
         *bounds,
-        kv_scales=None if kv_dtype is None else empty(*pages),
+        kv_scales=None if kv_dtype is None else empty(*pages, dtype=BF16),
         sinks=empty(num_heads) if with_sinks else None,
         **{"scale": 0.1, "window": None, **options},
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remora.kernels.kv_store import GREATEST
+from remora.kernels.kv_store import GREATEST, SCALE_DTYPE
 from remora.kernels.rope_store import rotate_and_store
 from tests.kernels.gpu.devices import empty
 
@@ -38,7 +38,7 @@ def launch(
         angles,
         pages,
         empty(TOKENS, dtype=torch.int64),
-        scales=empty(*pages.shape[:4]) if stored in GREATEST else None,
+        scales=empty(*pages.shape[:4], dtype=SCALE_DTYPE) if stored in GREATEST else None,
         norms=(weight, weight) if has_norms else None,
         eps=1e-6,
         **options,

@@ -46,7 +46,7 @@ def heads(tokens: int, kv_dtype: torch.dtype) -> list[Tensor]:
     qkv, angles = torch.randn(tokens, 12, 128).to(BF16), torch.randn(tokens, 64).to(BF16)
     pages = torch.zeros(2, 9, 4, 3, 128, dtype=kv_dtype)
     others = pages.clone()
-    scales = None if kv_dtype == BF16 else torch.zeros(2, 9, 4, 3)
+    scales = None if kv_dtype == BF16 else torch.zeros(2, 9, 4, 3, dtype=BF16)
     slots = torch.randperm(36)[:tokens]
     query, key, value = qkv.tensor_split((6, 9), dim=1)
     weight = torch.randn(128).to(BF16)

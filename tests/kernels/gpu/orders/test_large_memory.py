@@ -74,7 +74,7 @@ def attended(num_pages: int, dtype: torch.dtype) -> list[Tensor]:
     pages = mapped(2, num_pages, PAGE, KV_HEADS, DIM, dtype=dtype)
     scales = None
     if dtype == torch.int8:
-        scales = mapped(2, num_pages, PAGE, KV_HEADS, dtype=torch.float32)
+        scales = mapped(2, num_pages, PAGE, KV_HEADS, dtype=torch.bfloat16)
     tables, slots = tables_of(num_pages)
     qkv, angles = torch.randn(num_tokens, 8, DIM).to(BF16), torch.rand(num_tokens, DIM // 2)
     query, key, value = qkv.tensor_split((4, 6), dim=1)
