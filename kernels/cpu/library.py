@@ -41,6 +41,12 @@ class Format(IntEnum):
     F16 = 2
     Q8 = 3
     Q4 = 4
+    I4_128 = 8
+    I4Z_32 = 9
+    I4Z_64 = 10
+    I4Z_128 = 11
+    I8_128 = 12
+    I8Z_64 = 13
     Q4_0 = 32
     Q4_1 = 33
     Q5_0 = 34
@@ -83,6 +89,12 @@ _FORMATS = {
 _ROWS = {
     Format.F16: Format.F32,
     Format.F8: Format.BF16,
+    Format.I4_128: Format.Q8,
+    Format.I4Z_32: Format.Q4,
+    Format.I4Z_64: Format.Q8,
+    Format.I4Z_128: Format.Q8,
+    Format.I8_128: Format.Q8,
+    Format.I8Z_64: Format.Q8,
     Format.Q4_0: Format.Q4,
     Format.Q4_1: Format.Q4,
     Format.Q5_0: Format.Q4,

@@ -39,7 +39,11 @@ class Layout:
 
 def native_format(kind: WeightKind) -> Format | None:
     """Return the native format that stores a weight exactly; None if there is none."""
-    return next((format for format, layout in _LAYOUTS.items() if layout.holds(kind)), None)
+    return _find(kind)[0]
+
+
+def _find(kind: WeightKind) -> tuple[Format, Layout] | tuple[None, None]:
+    return next((pair for pair in _LAYOUTS if pair[1].holds(kind)), (None, None))
 
 
 def pack_stored(
@@ -51,8 +55,8 @@ def pack_stored(
     arena:  allocator of the packed weight's memory
     gated:  the first n / 2 rows are gates, the others ups
     """
-    format = native_format(kind)
-    if format is None:
+    format, layout = _find(kind)
+    if format is None or layout is None:
         raise ValueError(f"no native format stores {type(kind).__name__} {list(kind.shape)}")
     n, k = kind.shape
     num_panels = -(-padded_n(n, gated) // PANEL)
@@ -69,7 +73,7 @@ def pack_stored(
     step = COLUMNS_AT_ONCE // PANEL
     for first in range(0, num_panels, step):
         some = rows[first * PANEL : (first + step) * PANEL]
-        blocks = _LAYOUTS[format].arrange(kind, some, team.library)
+        blocks = layout.arrange(kind, some, team.library)
         panels[first : first + step] = blocks.flatten(1)
     return packed
 
@@ -84,13 +88,6 @@ def _rows_of_columns(n: int, num_panels: int, gated: bool) -> Tensor:
     return torch.where(within < n // 2, rows, -1)
 
 
-def group_size(kind: IntWeight) -> int:
-    """Return how many consecutive inputs share a scale; 0 if they are not in order."""
-    size = int((kind.groups == kind.groups[0]).sum())
-    expected = torch.arange(len(kind.groups)) // size
-    return size if torch.equal(kind.groups, expected) else 0
-
-
 def take(values: Tensor, rows: Tensor, *, width: int, padding: int | float = 0) -> Tensor:
     """Return `rows` of values [n, w] as [C, width]; `padding` for row -1 and further columns."""
     taken = values.new_full((len(rows), width), padding)
@@ -103,17 +100,6 @@ def scale_blocks(scales: Tensor) -> Tensor:
     """Arrange numbers [C, blocks] as bytes [panels, blocks, bytes of 64 numbers]."""
     by_panel = scales.view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()
     return by_panel.view(torch.uint8)
-
-
-def byte_codes(codes: Tensor, group: int, library: Library) -> Tensor:
-    """Arrange codes [C, k], a byte each, as [panels, groups, bytes]."""
-    return _words(codes.view(len(codes), -1, group // 4, 4), library)
-
-
-def nibble_codes(codes: Tensor, group: int, library: Library) -> Tensor:
-    """Arrange codes [C, k] below 16 as [panels, groups, bytes], two a byte."""
-    pairs = codes.view(len(codes), -1, group // 8, 2, 4)
-    return _words(pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4, library)
 
 
 def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library) -> Tensor:
@@ -142,31 +128,61 @@ def _words(words: Tensor, library: Library) -> Tensor:
     return vectors.permute(0, 3, 4, 1, 2, 5).flatten(2)
 
 
-def _is_q8(kind: WeightKind) -> bool:
-    return (
-        isinstance(kind, IntWeight)
-        and kind.bits == 8
-        and kind.scales.dtype == torch.bfloat16
-        and group_size(kind) == 64
-        and _is_symmetric(kind)
-    )
+def _of_integers(
+    bits: int, group: int, block: int, number: torch.dtype, *, zeros: bool = False
+) -> Layout:
+    """Lay out integers.
+
+    bits:    of a stored code: 4 or 8
+    group:   inputs whose codes are adjacent
+    block:   inputs that share a scale
+    number:  type of the stored scales
+    zeros:   whether blocks have zeros
+    """
+    middle = 8 if bits == 4 else 0  # the stored code that stands for 0 in symmetric weights
+
+    def holds(kind: WeightKind) -> bool:
+        if not isinstance(kind, IntWeight) or (kind.bits > 4) != (bits == 8):
+            return False
+        size, moved = group_size(kind), _moved_zeros(kind, middle)
+        fit = (moved == moved.to(torch.int8)) if zeros else moved == middle
+        return (
+            (size == kind.shape[1] or (size > 0 and size % block == 0))
+            and torch.equal(kind.scales.to(number).double(), kind.scales.double())
+            and bool(fit.all())
+        )
+
+    def arrange(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+        assert isinstance(kind, IntWeight)
+        blocks = kind.groups[::block]
+        parts = [scale_blocks(take(kind.scales[:, blocks].to(number), rows, width=len(blocks)))]
+        if zeros:
+            moved = _moved_zeros(kind, middle).to(torch.int8)[:, blocks]
+            parts.append(scale_blocks(take(moved, rows, width=len(blocks))))
+        taken = take(kind.codes, rows, width=len(blocks) * block)
+        codes = taken.view(torch.uint8) - _unsigned_middle(kind) + middle
+        codes = codes & 15 if bits == 4 else codes if library.has_tiles() else codes ^ 128
+        parts.append(planes(codes, group, (bits,), library).view(len(parts[0]), len(blocks), -1))
+        return torch.cat(parts, dim=2)
+
+    return Layout(holds, arrange)
 
 
-def _is_symmetric(kind: IntWeight) -> bool:
-    """Whether codes stand for -2^(bits - 1) to 2^(bits - 1) - 1."""
-    if kind.codes.dtype == torch.int8:
-        return kind.zeros is None
-    return kind.zeros is not None and bool((kind.zeros == 1 << (kind.bits - 1)).all())
+def group_size(kind: IntWeight) -> int:
+    """Return how many consecutive inputs share a scale; 0 if they are not in order."""
+    size = int((kind.groups == kind.groups[0]).sum())
+    expected = torch.arange(len(kind.groups)) // size
+    return size if torch.equal(kind.groups, expected) else 0
 
 
-def _q8_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
-    assert isinstance(kind, IntWeight)
-    codes = kind.codes.view(torch.uint8)
-    from_128 = codes if kind.codes.dtype == torch.uint8 else codes ^ 128
-    padded = take(from_128, rows, width=-(-kind.shape[1] // 64) * 64, padding=128)
-    stored = padded ^ 128 if library.has_tiles() else padded
-    scales = take(kind.scales, rows, width=kind.scales.shape[1])
-    return torch.cat((scale_blocks(scales), byte_codes(stored, 64, library)), dim=2)
+def _unsigned_middle(kind: IntWeight) -> int:
+    return 1 << (kind.bits - 1) if kind.codes.dtype == torch.uint8 else 0
+
+
+def _moved_zeros(kind: IntWeight, middle: int) -> Tensor:
+    """Return zeros [n, G] int32, moved as much as codes are."""
+    zeros = torch.zeros(1, 1) if kind.zeros is None else kind.zeros
+    return (zeros.int() - _unsigned_middle(kind) + middle).expand(kind.scales.shape)
 
 
 def _of_blocks(type_name: str, *widths: int) -> Layout:
@@ -231,17 +247,26 @@ def _pairs(codes: Tensor, library: Library) -> Tensor:
     return codes.view(-1, PANEL, codes.shape[1] // 2, 2).transpose(1, 2).flatten(1)
 
 
-_LAYOUTS = {
-    Format.Q8: Layout(_is_q8, _q8_blocks),
-    Format.Q4_0: _of_blocks("Q4_0", 4),
-    Format.Q4_1: _of_blocks("Q4_1", 4),
-    Format.Q5_0: _of_blocks("Q5_0", 4, 1),
-    Format.Q5_1: _of_blocks("Q5_1", 4, 1),
-    Format.Q8_0: _of_blocks("Q8_0", 8),
-    Format.Q2_K: _of_blocks("Q2_K", 2),
-    Format.Q3_K: _of_blocks("Q3_K", 4),
-    Format.Q4_K: _of_blocks("Q4_K", 4),
-    Format.Q5_K: _of_blocks("Q5_K", 4, 1),
-    Format.Q6_K: _of_blocks("Q6_K", 4, 2),
-    Format.F8: Layout(_is_float8, _float8_panels),
-}
+# The first that holds a weight is taken: the one of the fewest bytes.
+_LAYOUTS = (
+    (Format.Q8, _of_integers(8, 64, 64, torch.bfloat16)),
+    (Format.I4_128, _of_integers(4, 64, 128, torch.float16)),
+    (Format.I4Z_128, _of_integers(4, 64, 128, torch.float16, zeros=True)),
+    (Format.I4Z_64, _of_integers(4, 64, 64, torch.float16, zeros=True)),
+    (Format.Q4_0, _of_integers(4, 32, 32, torch.float16)),
+    (Format.I4Z_32, _of_integers(4, 32, 32, torch.float16, zeros=True)),
+    (Format.I8_128, _of_integers(8, 64, 128, torch.float32)),
+    (Format.I8Z_64, _of_integers(8, 64, 64, torch.float16, zeros=True)),
+    (Format.Q8_0, _of_integers(8, 32, 32, torch.float16)),
+    (Format.Q4_0, _of_blocks("Q4_0", 4)),
+    (Format.Q4_1, _of_blocks("Q4_1", 4)),
+    (Format.Q5_0, _of_blocks("Q5_0", 4, 1)),
+    (Format.Q5_1, _of_blocks("Q5_1", 4, 1)),
+    (Format.Q8_0, _of_blocks("Q8_0", 8)),
+    (Format.Q2_K, _of_blocks("Q2_K", 2)),
+    (Format.Q3_K, _of_blocks("Q3_K", 4)),
+    (Format.Q4_K, _of_blocks("Q4_K", 4)),
+    (Format.Q5_K, _of_blocks("Q5_K", 4, 1)),
+    (Format.Q6_K, _of_blocks("Q6_K", 4, 2)),
+    (Format.F8, Layout(_is_float8, _float8_panels)),
+)

@@ -7,14 +7,21 @@
 
 namespace remora {
 
-// From Q8 on, formats are grouped (grouped.h). From 32 on, they hold blocks of GGUF of the same name. F8 has
-// scales, too (float8.h). The others are plain arrays of numbers.
+// From Q8 on, formats are grouped (grouped.h). From I4_128 on, they hold integers of a checkpoint: bits, Z
+// with zeros, and the k that share a scale; from 32 on, blocks of GGUF of the same name. F8 has scales, too
+// (float8.h). The others are plain arrays of numbers.
 enum Format : int {
   F32 = 0,
   BF16 = 1,
   F16 = 2,
   Q8 = 3,
   Q4 = 4,
+  I4_128 = 8,
+  I4Z_32 = 9,
+  I4Z_64 = 10,
+  I4Z_128 = 11,
+  I8_128 = 12,
+  I8Z_64 = 13,
   Q4_0 = 32,
   Q4_1 = 33,
   Q5_0 = 34,

@@ -34,14 +34,15 @@ struct HalfOf<rf> {
 };
 #endif
 
-template <class V>
-INLINE V bf16_scales(const char* from) {
-  return widen(load<typename HalfOf<V>::type>(from));
-}
-
-template <class V>
-INLINE V f16_scales(const char* from) {
-  return widen_f16(load<typename HalfOf<V>::type>(from));
+// Numbers of a plain format as floats.
+template <class V, class Number>
+INLINE V widened(const Number* from) {
+  if constexpr (std::is_same_v<Number, bf16>)
+    return widen(load<typename HalfOf<V>::type>(from));
+  else if constexpr (std::is_same_v<Number, f16>)
+    return widen_f16(load<typename HalfOf<V>::type>(from));
+  else
+    return load<V>(from);
 }
 
 // Codes
@@ -134,16 +135,33 @@ struct UnpackedTile {
 
 // Scales
 
-// w = scale * code; a bf16 for each group.
+// w = scale * code; a number for each block.
+template <class Number>
 struct Scaled {
-  static constexpr int BYTES = 2 * PANEL;  // of a block
+  static constexpr int BYTES = sizeof(Number) * PANEL;  // of a block
 
   template <class V>
   struct Of {
     V scale;
     // Of group `group` of a block, for columns from `column` on.
-    INLINE Of(const char* block, int, int column) : scale(bf16_scales<V>(block + column * 2)) {}
+    INLINE Of(const char* block, int, int column)
+        : scale(widened<V>((const Number*)block + column)) {}
     INLINE V scaled(V dot, float) const { return dot * scale; }
+  };
+};
+
+// w = scale * (code - zero); a number and an s8 for each block. The difference is exact.
+template <class Number>
+struct ScaledFromZero {
+  static constexpr int BYTES = (sizeof(Number) + 1) * PANEL;
+
+  template <class V>
+  struct Of {
+    V scale, zero;
+    INLINE Of(const char* block, int, int column)
+        : scale(widened<V>((const Number*)block + column)),
+          zero(floats_of<V>((const int8_t*)block + sizeof(Number) * PANEL + column)) {}
+    INLINE V scaled(V dot, float sum) const { return (dot - zero * sum) * scale; }
   };
 };
 
@@ -155,21 +173,9 @@ struct ScaledFromLeast {
   struct Of {
     V scale, least;
     INLINE Of(const char* block, int, int column)
-        : scale(bf16_scales<V>(block + column * 2)),
-          least(bf16_scales<V>(block + column * 2 + 2 * PANEL)) {}
+        : scale(widened<V>((const bf16*)block + column)),
+          least(widened<V>((const bf16*)block + PANEL + column)) {}
     INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
-  };
-};
-
-// w = scale * code; an f16 for each group.
-struct ScaledF16 {
-  static constexpr int BYTES = 2 * PANEL;
-
-  template <class V>
-  struct Of {
-    V scale;
-    INLINE Of(const char* block, int, int column) : scale(f16_scales<V>(block + column * 2)) {}
-    INLINE V scaled(V dot, float) const { return dot * scale; }
   };
 };
 
@@ -181,8 +187,8 @@ struct ScaledFromLeastF16 {
   struct Of {
     V scale, least;
     INLINE Of(const char* block, int, int column)
-        : scale(f16_scales<V>(block + column * 2)),
-          least(-f16_scales<V>(block + column * 2 + 2 * PANEL)) {}
+        : scale(widened<V>((const f16*)block + column)),
+          least(-widened<V>((const f16*)block + PANEL + column)) {}
     INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
   };
 };
@@ -196,7 +202,7 @@ struct Levels {
   struct Of {
     V scale;
     INLINE Of(const char* block, int group, int column)
-        : scale(f16_scales<V>(block + column * 2) *
+        : scale(widened<V>((const f16*)block + column) *
                 floats_of<V>((const int8_t*)block + (2 + group) * PANEL + column)) {}
     INLINE V scaled(V dot, float) const { return dot * scale; }
   };
@@ -212,8 +218,8 @@ struct LevelsFromLeast {
     V scale, least;
     INLINE Of(const char* block, int group, int column) {
       const uint8_t* levels = (const uint8_t*)block + (4 + 2 * group) * PANEL + column;
-      scale = f16_scales<V>(block + column * 2) * floats_of<V>(levels);
-      least = f16_scales<V>(block + column * 2 + 2 * PANEL) * -floats_of<V>(levels + PANEL);
+      scale = widened<V>((const f16*)block + column) * floats_of<V>(levels);
+      least = widened<V>((const f16*)block + PANEL + column) * -floats_of<V>(levels + PANEL);
     }
     INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
   };
@@ -237,13 +243,19 @@ struct Grouped {
   }
 };
 
-typedef Grouped<Bytes, Scaled, 64> GroupedQ8;
+typedef Grouped<Bytes, Scaled<bf16>, 64> GroupedQ8;
 typedef Grouped<Nibbles<0>, ScaledFromLeast, 32> GroupedQ4;
-typedef Grouped<Nibbles<8>, ScaledF16, 32> GroupedQ4_0;
+typedef Grouped<Nibbles<8>, Scaled<f16>, 64, 2> GroupedI4_128;
+typedef Grouped<Nibbles<0>, ScaledFromZero<f16>, 32> GroupedI4Z_32;
+typedef Grouped<Nibbles<0>, ScaledFromZero<f16>, 64> GroupedI4Z_64;
+typedef Grouped<Nibbles<0>, ScaledFromZero<f16>, 64, 2> GroupedI4Z_128;
+typedef Grouped<Bytes, Scaled<float>, 64, 2> GroupedI8_128;
+typedef Grouped<Bytes, ScaledFromZero<f16>, 64> GroupedI8Z_64;
+typedef Grouped<Nibbles<8>, Scaled<f16>, 32> GroupedQ4_0;
 typedef Grouped<Nibbles<0>, ScaledFromLeastF16, 32> GroupedQ4_1;
-typedef Grouped<FiveBits<16>, ScaledF16, 32> GroupedQ5_0;
+typedef Grouped<FiveBits<16>, Scaled<f16>, 32> GroupedQ5_0;
 typedef Grouped<FiveBits<0>, ScaledFromLeastF16, 32> GroupedQ5_1;
-typedef Grouped<Bytes, ScaledF16, 32> GroupedQ8_0;
+typedef Grouped<Bytes, Scaled<f16>, 32> GroupedQ8_0;
 typedef Grouped<TwoBits, LevelsFromLeast<16>, 16, 16> GroupedQ2_K;
 typedef Grouped<Nibbles<4>, Levels<16>, 16, 16> GroupedQ3_K;  // codes of three bits
 typedef Grouped<Nibbles<0>, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
@@ -255,6 +267,12 @@ template <class Body>
 INLINE auto with_grouped(Format format, Body&& body) {
   switch (format) {
     case Q8: return body(GroupedQ8{});
+    case I4_128: return body(GroupedI4_128{});
+    case I4Z_32: return body(GroupedI4Z_32{});
+    case I4Z_64: return body(GroupedI4Z_64{});
+    case I4Z_128: return body(GroupedI4Z_128{});
+    case I8_128: return body(GroupedI8_128{});
+    case I8Z_64: return body(GroupedI8Z_64{});
     case Q4_0: return body(GroupedQ4_0{});
     case Q4_1: return body(GroupedQ4_1{});
     case Q5_0: return body(GroupedQ5_0{});

@@ -12,6 +12,11 @@
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
+//   I4    per block of k: scale [64] f16, then the codes of each group as in Q4;  w = scale * (u - 8)
+//   I4Z   the same with zero [64] s8 after the scales;  w = scale * (u - zero)
+//   I8    per block of k: scale [64] float, then the codes of each group as in Q8
+//   I8Z   per block of k: scale [64] f16, zero [64] s8, then the codes of Q8;
+//         w = scale * (u - 128 - zero)
 //   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 //         blocks of GGUF, of 32 or 256 k: scales, levels of groups, then codes (grouped.h)
 // Grouped formats (grouped.h; pack.cpp rounds to Q8 and Q4) quantise activations as

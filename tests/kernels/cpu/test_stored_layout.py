@@ -51,6 +51,41 @@ def float8(
     )
 
 
+def integers(
+    bits: int,
+    group: int,
+    scales: torch.dtype = torch.float16,
+    *,
+    zeros: bool = False,
+    signed: bool = False,
+) -> Callable[[int, int], WeightKind]:
+    """Return a maker of weights; groups of 0 are all inputs, and some have the scale 0."""
+
+    def make(n: int, k: int) -> WeightKind:
+        size, middle = group or k, 1 << (bits - 1)
+        shape = (n, -(-k // size))
+        factors = torch.randn(shape).to(scales)
+        factors.view(torch.int32 if factors.itemsize == 4 else torch.int16).bitwise_or_(1)
+        factors[1:][torch.rand(shape)[1:] < 0.1] = 0
+        anywhere = torch.randint(0, 2 * middle, shape) // (2 * middle - 1) * (2 * middle - 1)
+        of_groups = torch.where(
+            torch.rand(shape) < 0.3, anywhere, torch.randint(0, 2 * middle, shape)
+        )
+        of_groups[0] = 0
+        codes = torch.randint(0, 2 * middle, (n, k))
+        return IntWeight(
+            codes=(codes - middle).to(torch.int8) if signed else codes.to(torch.uint8),
+            scales=factors,
+            zeros=None
+            if signed
+            else (of_groups if zeros else torch.full(shape, middle)).to(torch.int32),
+            groups=torch.arange(k) // size,
+            bits=bits,
+        )
+
+    return make
+
+
 KINDS: dict[str, tuple[Format, Callable[[int, int], WeightKind]]] = {
     "int8": (Format.Q8, symmetric_bytes),
     "uint8": (Format.Q8, lambda n, k: symmetric_bytes(n, k, unsigned=True)),
@@ -58,6 +93,21 @@ KINDS: dict[str, tuple[Format, Callable[[int, int], WeightKind]]] = {
     "float8 rows": (Format.F8, lambda n, k: float8(n, k, block=(1, k), dtype=torch.bfloat16)),
     "float8 blocks": (Format.F8, lambda n, k: float8(n, k, block=(128, 128))),
     "float8 wide": (Format.F8, lambda n, k: float8(n, k, block=(3, 256))),
+    "int8 per output, bfloat16": (Format.Q8, integers(8, 0, torch.bfloat16, signed=True)),
+    "int8 per output, float32": (Format.I8_128, integers(8, 0, torch.float32, signed=True)),
+    "uint8 of 128, float16": (Format.I8_128, integers(8, 128)),
+    "uint8 of 64, zeros": (Format.I8Z_64, integers(8, 64, zeros=True)),
+    "uint8 of 128, zeros": (Format.I8Z_64, integers(8, 128, zeros=True)),
+    "int8 of 32": (Format.Q8_0, integers(8, 32, signed=True)),
+    "int4 of 32": (Format.Q4_0, integers(4, 32, signed=True)),
+    "uint4 of 128": (Format.I4_128, integers(4, 128)),
+    "int4 of 128, bfloat16": (Format.I4_128, integers(4, 128, torch.bfloat16, signed=True)),
+    "int4 per output": (Format.I4_128, integers(4, 0, signed=True)),
+    "uint4 of 32, zeros": (Format.I4Z_32, integers(4, 32, zeros=True)),
+    "uint4 of 64, zeros": (Format.I4Z_64, integers(4, 64, zeros=True)),
+    "uint4 of 128, zeros": (Format.I4Z_128, integers(4, 128, zeros=True)),
+    "uint3 of 128": (Format.I4_128, integers(3, 128)),
+    "uint2 of 64, zeros": (Format.I4Z_64, integers(2, 64, zeros=True)),
 }
 
 
@@ -73,7 +123,7 @@ def product_of(rows: Tensor, kind: WeightKind) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.GATED])
-@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 200), (2, 70), (130, 576)])
+@pytest.mark.parametrize(("n", "k"), [(64, 128), (150, 200), (2, 70), (130, 576)])
 @pytest.mark.parametrize("name", KINDS)
 def test_products_are_those_of_the_dequantised_weight(
     each_team: Team, name: str, n: int, k: int, epilogue: Epilogue
@@ -142,8 +192,13 @@ def test_every_8_bit_float_is_read_exactly(each_team: Team) -> None:
 def test_kinds_without_a_native_format_have_none() -> None:
     kind = symmetric_bytes(8, 64)
     assert isinstance(kind, IntWeight)
-    shuffled = IntWeight(
-        codes=kind.codes, scales=kind.scales.float(), groups=kind.groups, bits=kind.bits
+    pairs = torch.arange(64) // 2 % 2
+    in_no_order = IntWeight(
+        codes=kind.codes, scales=kind.scales.repeat(1, 2), groups=pairs, bits=kind.bits
+    )
+    fine_scales = IntWeight(
+        codes=kind.codes % 8, scales=kind.scales.float() * 1.0001, groups=kind.groups, bits=4
     )
 
-    assert native_format(shuffled) is None
+    assert native_format(in_no_order) is None
+    assert native_format(fine_scales) is None
