@@ -57,6 +57,7 @@ class Format(IntEnum):
     Q4_K = 39
     Q5_K = 40
     Q6_K = 41
+    MXFP4 = 48
     F8 = 64
 
     @staticmethod
@@ -102,6 +103,7 @@ _ROWS = {
     Format.Q8_0: Format.Q4,
     Format.Q4_K: Format.Q4,
     Format.Q5_K: Format.Q4,
+    Format.MXFP4: Format.Q4,
     Format.Q2_K: Format.Q6_K,
     Format.Q3_K: Format.Q6_K,
 }

@@ -18,7 +18,7 @@ from remora.kernels.cpu.library import LANES, PANEL, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, packed_bias, padded_n
 from remora.kernels.memory import Arena
 from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
-from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import Float4Weight, Float8Weight, IntWeight, WeightKind
 
 COLUMNS_AT_ONCE = 16 * PANEL  # arranged at a time, so that temporaries are small
 FLOAT8_BLOCK = 128  # inputs that share a scale in the native format
@@ -214,6 +214,28 @@ def _levels(levels: Tensor) -> Tensor:
     return levels.view(torch.uint8).view(-1, PANEL, levels.shape[1]).transpose(1, 2)
 
 
+def _is_mxfp4(kind: WeightKind) -> bool:
+    """Whether scales are of 32 inputs and powers of two, or have no effect."""
+    if not isinstance(kind, Float4Weight) or len(kind.shape) != 2:
+        return False
+    scales, (n, k) = kind.scales, kind.shape
+    if k != 32 * scales.shape[1]:
+        return False
+    is_zero = scales == 0
+    is_power = (torch.frexp(scales).mantissa == 0.5) & (scales >= 2.0**-125)
+    codes = kind.values.view(n, -1, 16)[~is_zero & ~is_power]
+    return not (codes & 0x77).any()
+
+
+def _mxfp4_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+    assert isinstance(kind, Float4Weight)
+    pairs = take(kind.values, rows, width=kind.values.shape[1])
+    codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
+    halves = take(kind.scales, rows, width=kind.scales.shape[1]).float() / 2
+    exponents = (halves.view(torch.int32) >> 23).to(torch.uint8)
+    return torch.cat((_levels(exponents), planes(codes, 32, (4,), library)), dim=2)
+
+
 def _is_float8(kind: WeightKind) -> bool:
     if not isinstance(kind, Float8Weight) or kind.values.dtype != torch.float8_e4m3fn:
         return False
@@ -268,5 +290,6 @@ _LAYOUTS = (
     (Format.Q4_K, _of_blocks("Q4_K", 4)),
     (Format.Q5_K, _of_blocks("Q5_K", 4, 1)),
     (Format.Q6_K, _of_blocks("Q6_K", 4, 2)),
+    (Format.MXFP4, Layout(_is_mxfp4, _mxfp4_blocks)),
     (Format.F8, Layout(_is_float8, _float8_panels)),
 )

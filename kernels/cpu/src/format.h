@@ -8,7 +8,7 @@
 namespace remora {
 
 // From Q8 on, formats are grouped (grouped.h). From I4_128 on, they hold integers of a checkpoint: bits, Z
-// with zeros, and the k that share a scale; from 32 on, blocks of GGUF of the same name. F8 has scales, too
+// with zeros, and the k that share a scale; from 32 to 47, blocks of GGUF of the same name. F8 has scales, too
 // (float8.h). The others are plain arrays of numbers.
 enum Format : int {
   F32 = 0,
@@ -32,6 +32,7 @@ enum Format : int {
   Q4_K = 39,
   Q5_K = 40,
   Q6_K = 41,
+  MXFP4 = 48,
   F8 = 64,
 };
 

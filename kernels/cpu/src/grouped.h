@@ -112,6 +112,44 @@ struct SixBits {
   }
 };
 
+// The numbers of e2m1 with codes `codes`, bytes below 16, doubled and plus 12.
+INLINE ri float4_numbers(ri codes) {
+  typedef int8_t Table __attribute__((vector_size(16)));
+  typedef int8_t Bytes __attribute__((vector_size(REGISTER)));
+  const Table table = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if defined(__AVX512BW__)
+  return (ri)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table), (__m512i)codes);
+#elif defined(__AVX2__)
+  return (ri)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)codes);
+#elif defined(__aarch64__)
+  return (ri)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)codes);
+#else
+  Bytes numbers;
+  for (int i = 0; i < REGISTER; i++) numbers[i] = table[((Bytes)codes)[i]];
+  return (ri)numbers;
+#endif
+}
+
+#if !defined(__AVX512F__)
+INLINE vi float4_numbers(vi codes) {
+  vi numbers;
+  UNROLL for (int part = 0; part < PARTS; part++)
+    store((char*)&numbers + part * REGISTER,
+          float4_numbers(load<ri>((const char*)&codes + part * REGISTER)));
+  return numbers;
+}
+#endif
+
+// Nibbles that are numbers of e2m1; doubled, they are whole.
+struct Float4 {
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = 12;
+
+  template <class Word>
+  static INLINE auto step(int step, Word&& word) {
+    return float4_numbers(nibbles(step, word));
+  }
+};
+
 // The tile of 16 columns whose codes are stored at some address.
 struct StoredTile {
   const char* at;
@@ -193,6 +231,19 @@ struct ScaledFromLeastF16 {
   };
 };
 
+// w = scale * code; the exponent of a float, whose other bits are 0, for each group.
+struct ScaledByPower {
+  static constexpr int BYTES = PANEL;
+
+  template <class V>
+  struct Of {
+    V scale;
+    INLINE Of(const char* block, int, int column)
+        : scale((V)(words_of<V>((const uint8_t*)block + column) << 23)) {}
+    INLINE V scaled(V dot, float) const { return dot * scale; }
+  };
+};
+
 // w = scale * level * code; an f16 for each block, an s8 for each group.
 template <int GROUPS>
 struct Levels {
@@ -261,6 +312,7 @@ typedef Grouped<Nibbles<4>, Levels<16>, 16, 16> GroupedQ3_K;  // codes of three 
 typedef Grouped<Nibbles<0>, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
 typedef Grouped<FiveBits<0>, LevelsFromLeast<8>, 32, 8> GroupedQ5_K;
 typedef Grouped<SixBits, Levels<16>, 16, 16> GroupedQ6_K;
+typedef Grouped<Float4, ScaledByPower, 32> GroupedMXFP4;
 
 // Call `body` with a grouped format's type.
 template <class Body>
@@ -283,6 +335,7 @@ INLINE auto with_grouped(Format format, Body&& body) {
     case Q4_K: return body(GroupedQ4_K{});
     case Q5_K: return body(GroupedQ5_K{});
     case Q6_K: return body(GroupedQ6_K{});
+    case MXFP4: return body(GroupedMXFP4{});
     default: return body(GroupedQ4{});
   }
 }

@@ -255,18 +255,23 @@ INLINE vf widen_f16(vuh x) {
 }
 #endif
 
-// The 8-bit numbers at `from` as floats; V is vf or rf.
+// The 8-bit numbers at `from` as 32-bit ones, and as floats; V is vf or rf.
 template <class V>
-INLINE V floats_of(const uint8_t* from) {
+INLINE auto words_of(const uint8_t* from) {
   if constexpr (sizeof(V) == sizeof(vf)) {
-    return to_float(__builtin_convertvector(load<vub>(from), vi));
+    return __builtin_convertvector(load<vub>(from), vi);
   } else {
 #if defined(__AVX2__)
-    return to_float((ri)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+    return (ri)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-    return to_float(ri{from[0], from[1], from[2], from[3]});
+    return ri{from[0], from[1], from[2], from[3]};
 #endif
   }
+}
+
+template <class V>
+INLINE V floats_of(const uint8_t* from) {
+  return to_float(words_of<V>(from));
 }
 
 template <class V>

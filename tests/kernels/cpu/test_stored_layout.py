@@ -15,7 +15,12 @@ from remora.kernels.cpu.build import InstructionSet
 from remora.kernels.cpu.library import Epilogue, Format, Team
 from remora.kernels.cpu.stored_layout import native_format, pack_stored
 from remora.kernels.memory import Arena
-from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import (
+    Float4Weight,
+    Float8Weight,
+    IntWeight,
+    WeightKind,
+)
 from tests.kernels.cpu.conftest import load
 from tests.kernels.cpu.products import check_product, make_rows, multiply, read_rows
 
@@ -84,6 +89,15 @@ def integers(
         )
 
     return make
+
+
+def mxfp4(n: int, k: int) -> Float4Weight:
+    """Draw codes and powers of two; zeros have a scale that is too small for the native format."""
+    values = torch.randint(0, 256, (n, k // 2)).to(torch.uint8)
+    scales = torch.exp2(torch.randint(-8, 8, (n, k // 32)).float())
+    values[0, :16], scales[0, 0] = 0x80, 2.0**-127
+    scales[1, 0] = 0
+    return Float4Weight(values=values, scales=scales)
 
 
 KINDS: dict[str, tuple[Format, Callable[[int, int], WeightKind]]] = {
@@ -169,6 +183,37 @@ def test_a_row_has_the_same_bits_in_every_company(each_team: Team, name: str) ->
     for row in (0, 17, 69):
         alone = multiply(each_team, make_rows(each_team, format, x[row : row + 1]), weight)
         assert torch.equal(together[row], alone[0])
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.GATED])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 288), (130, 576)])
+def test_mxfp4_products_are_those_of_the_dequantised_weight(
+    each_team: Team, n: int, k: int, epilogue: Epilogue
+) -> None:
+    kind, is_gated = mxfp4(n, k), epilogue is Epilogue.GATED
+    weight = pack_stored(each_team, kind, None, Arena(segment_bytes=0), gated=is_gated)
+
+    assert weight.format is Format.MXFP4
+    x = torch.randn(33, k)
+    together = multiply(
+        each_team, make_rows(each_team, weight.format, x), weight, epilogue=epilogue
+    )
+    for count in (1, 3, 33):
+        rows = make_rows(each_team, weight.format, x[:count])
+        exact, bound = product_of(read_rows(rows, k), kind)
+        out = multiply(each_team, rows, weight, epilogue=epilogue)
+        check_product(out, exact, bound, epilogue)
+        assert torch.equal(out, together[:count])
+
+
+def test_other_4_bit_floats_have_no_native_format() -> None:
+    kind = mxfp4(4, 64)
+    odd = Float4Weight(values=kind.values, scales=kind.scales * 1.5)
+    tiny = Float4Weight(values=kind.values | 1, scales=kind.scales)
+    narrow = Float4Weight(values=kind.values, scales=torch.ones(4, 4))
+
+    assert native_format(kind) is Format.MXFP4
+    assert [native_format(other) for other in (odd, tiny, narrow)] == [None] * 3
 
 
 def test_every_8_bit_float_is_read_exactly(each_team: Team) -> None:
