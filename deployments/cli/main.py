@@ -11,7 +11,17 @@ from typing import Annotated
 
 import typer
 
-from remora.deployments.cli import bench, chat, compile, config, generate, lora, plan, serve
+from remora.deployments.cli import (
+    bench,
+    chat,
+    compile,
+    config,
+    generate,
+    lora,
+    plan,
+    quantize,
+    serve,
+)
 from remora.deployments.cli.doctor import command as doctor
 from remora.deployments.cli.terminal import Commands, answer
 
@@ -28,6 +38,7 @@ app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)
 app.command("compile")(compile.compile_kernels)
+app.command()(quantize.quantize)
 app.add_typer(bench.app, name="bench")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(config.app, name="config")

@@ -73,6 +73,11 @@ class MLP:
         """Apply to [num_tokens, hidden_size]."""
         return self.down_proj(self._activate(self.gate_up_proj(hidden, adapters)), adapters)
 
+    @property
+    def scales_with_up(self) -> bool:
+        """Whether down_proj's inputs are proportional to up_proj's outputs, for factors above 0."""
+        return "gate_proj" in self.gate_up_proj.parts or self._activate is F.relu
+
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""
         self.gate_up_proj.pack()

@@ -29,6 +29,8 @@ def gptq(weight: Tensor, gram: Tensor, scheme: Scheme) -> IntWeight:
     Raises ConfigError if the inputs are not finite.
     """
     weight, gram = weight.float(), gram.float()
+    if not gram.any():  # no window has reached it
+        return round_to_grid(weight, search_grid(weight, scheme), scheme)
     grid = search_grid(weight, scheme, gram.diagonal())
     order = gram.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(gram[order][:, order])
@@ -56,7 +58,9 @@ def _inverse_factor(gram: Tensor) -> Tensor:
         damped = gram + torch.eye(len(gram)) * (damping * diagonal)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
                 return upper
         damping *= 10

@@ -9,6 +9,7 @@ Legend: O outputs, I inputs, G groups of inputs, g inputs of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from remora.kernels.quantised.weight_kinds import IntWeight
 
+FULL_RANGE = (1.0,)
 RANGES = tuple(1.0 - 0.03 * step for step in range(17))  # shares of the full range that are tried
 AT_ONCE = 1 << 20  # weights searched at a time, which bounds the memory
 LEAST_SCALE = 2.0**-24  # the least positive float16: the scale of a group of zeros
@@ -63,11 +65,18 @@ class Grid:
     zeros: Tensor
 
 
-def search_grid(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Grid:
+def search_grid(
+    weight: Tensor,
+    scheme: Scheme,
+    importance: Tensor | None = None,
+    *,
+    ranges: Sequence[float] = RANGES,
+) -> Grid:
     """Return the grid with the least squared error for each group.
 
     weight:      [O, I]
     importance:  [I], factors on the squared errors: the mean square of each input; None = equal
+    ranges:      shares of each group's full range that are tried
     """
     outputs, inputs = weight.shape
     num_groups = inputs // scheme.group_size
@@ -78,14 +87,14 @@ def search_grid(weight: Tensor, scheme: Scheme, importance: Tensor | None = None
     step = max(1, AT_ONCE // inputs)
     for first in range(0, outputs, step):
         rows = slice(first, min(first + step, outputs))
-        grouped = weight[rows].float().unflatten(1, (num_groups, scheme.group_size))
-        scales[rows], zeros[rows] = _search(grouped, factors, scheme)
+        grouped = weight[rows].float().reshape(-1, num_groups, scheme.group_size)
+        scales[rows], zeros[rows] = _search(grouped, factors, scheme, ranges)
     return Grid(scales, zeros)
 
 
 def round_to_grid(weight: Tensor, grid: Grid, scheme: Scheme) -> IntWeight:
     """Round each weight to the nearest number of the grid. weight: [O, I]"""
-    grouped = weight.float().unflatten(1, (-1, scheme.group_size))
+    grouped = weight.float().reshape(len(weight), -1, scheme.group_size)
     codes = _codes(grouped, grid.scales.float()[..., None], grid.zeros.float()[..., None], scheme)
     return as_kind(codes.flatten(1).to(torch.uint8), grid, scheme)
 
@@ -101,13 +110,15 @@ def as_kind(codes: Tensor, grid: Grid, scheme: Scheme) -> IntWeight:
     )
 
 
-def _search(weight: Tensor, factors: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+def _search(
+    weight: Tensor, factors: Tensor, scheme: Scheme, ranges: Sequence[float]
+) -> tuple[Tensor, Tensor]:
     """Return scales and zeros [O, G] for a weight [O, G, g] with factors [G, g]."""
     low, high = _bounds(weight, scheme)
     best = torch.full(low.shape, torch.inf)
     scales = torch.empty(low.shape, dtype=scheme.scale_dtype)
     zeros = torch.empty(low.shape)
-    for share in RANGES:
+    for share in ranges:
         scale = ((high - low) * share / scheme.top).clamp(min=LEAST_SCALE)
         zero = _zero(low * share, scale, scheme)
         fitted = _fit(weight, factors, scale, zero, scheme)

@@ -1,4 +1,4 @@
-"""Unpacks integers of 1 to 8 bits from words of 32 bits."""
+"""Packs integers into words of 32 bits, and unpacks integers of 1 to 8 bits from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import torch
 from torch import Tensor
 
 WORD_BITS = 32
+
+
+def pack_bits(values: Tensor, bits: int) -> Tensor:
+    """Pack integers [..., count] into words [..., W] int32, each from its lowest bit on.
+
+    bits:  a divisor of 32
+    """
+    each = WORD_BITS // bits
+    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % each))
+    lanes = padded.reshape(*padded.shape[:-1], -1, each)
+    words = torch.zeros(lanes.shape[:-1], dtype=torch.int64)
+    for place in range(each):
+        words |= lanes[..., place].long() << place * bits
+    return words.to(torch.uint32).view(torch.int32)
 
 
 def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
