@@ -137,20 +137,21 @@ class _Rounding:
         prefix = f"model.layers.{layer}."
         tensors = dict(block.tensors(prefix))
         self._checkpoint.fill(tensors)
-        before = {
-            name: shard.memory.clone() for name, shard in tensors.items() if shard.memory.ndim == 1
-        }
+        vectors = {name: shard for name, shard in tensors.items() if shard.memory.ndim == 1}
+        before = {name: shard.memory.clone() for name, shard in vectors.items()}
         rounded = self._round(layer, block, prefix)
-        changed = {
-            name: tensors[name]
-            for name, memory in before.items()
-            if not torch.equal(memory, tensors[name].memory)
-        }
+        changed = {name for name in before if not torch.equal(before[name], vectors[name].memory)}
         if self._calibration is not None:
             self._calibration.advance(layer, block)
         names = self._checkpoint.own_names(tensors.keys())
         for name, tensor in self._checkpoint.own.read(names):
-            writer.add(self._written(name, tensor, rounded, changed))
+            parts = self._checkpoint.names_in(name)
+            if rounded.keys() >= set(parts):
+                writer.add(self._packed(name, {part: rounded[part] for part in parts}))
+            elif changed.isdisjoint(parts):
+                writer.add({name: tensor})
+            else:
+                writer.add({name: self._joined(name, {part: vectors[part] for part in parts})})
         return names
 
     def _round(self, layer: int, block: DecoderBlock, prefix: str) -> Rounded:
@@ -210,26 +211,19 @@ class _Rounding:
                 rounded[name] = kind
         return rounded
 
-    def _written(
-        self, name: str, tensor: Tensor, rounded: Rounded, changed: Mapping[str, Shard]
-    ) -> dict[str, Tensor]:
-        """Return what is written for a tensor of the checkpoint.
+    def _packed(self, name: str, kinds: Rounded) -> dict[str, Tensor]:
+        """Return the stored tensors of a checkpoint's weight, from the model's in it."""
+        kind, module = self._assembled(name, kinds), name.removesuffix(WEIGHT)
+        tensors = packed_tensors(module, kind, self._scheme)
+        self.modules.append(module)
+        self.num_weights += kind.codes.numel()
+        self.num_bits += 8 * sum(each.nbytes for each in tensors.values() if each.numel() > 2)
+        return tensors
 
-        changed:  other tensors of the model that rounding has changed
-        """
-        parts = self._checkpoint.names_in(name)
-        if rounded.keys() >= set(parts):
-            kind = self._assembled(name, {part: rounded[part] for part in parts})
-            module = name.removesuffix(WEIGHT)
-            tensors = packed_tensors(module, kind, self._scheme)
-            self.modules.append(module)
-            self.num_weights += kind.codes.numel()
-            self.num_bits += 8 * sum(each.nbytes for each in tensors.values() if each.numel() > 2)
-            return tensors
-        if changed.keys().isdisjoint(parts):
-            return {name: tensor}
-        whole = self._checkpoint.assembled(name, {part: changed[part].memory for part in parts})
-        return {name: (whole - changed[parts[0]].offset).to(self._checkpoint.dtype)}
+    def _joined(self, name: str, parts: Mapping[str, Shard]) -> Tensor:
+        """Return a norm's weight or a bias of the checkpoint, from the model's in it."""
+        stored = {part: shard.memory - shard.offset for part, shard in parts.items()}
+        return self._checkpoint.assembled(name, stored).to(self._checkpoint.dtype)
 
     def _assembled(self, name: str, kinds: Rounded) -> IntWeight:
         if len(kinds) == 1:
