@@ -85,17 +85,94 @@ void pack_q8_column(const Source& source, int row, int start, int column, char* 
         (uint8_t)(values.level(i, 0.0f, widen(stored), -127, 127) + OFFSET);
 }
 
+// Scale and least of a group of Q4, as they are stored.
+struct Q4Grid {
+  bf16 scale, least;
+};
+
+// Searches the grid with the least squared error of a group: starts from the group's full range and
+// from narrower ones, and fits scale and least to the levels that each of them gives.
+class Q4Search {
+ public:
+  // number: values that are not padding
+  Q4Search(const Values<32>& values, int number) : values_(values), number_((float)number) {
+    float is_real[32];
+    for (int i = 0; i < 32; i++) is_real[i] = i < number ? 1.0f : 0.0f;
+    for (int v = 0; v < VECTORS; v++) {
+      total_ += part_[v] = load<vf>(values.value + v * LANES);
+      is_real_[v] = load<vf>(is_real + v * LANES);
+    }
+  }
+
+  Q4Grid best() const {
+    const bf16 least = narrow(values_.least);
+    Q4Grid found{narrow((values_.most - widen(least)) / 15.0f), least};
+    float lowest = error(found);
+    const float middle = (values_.least + values_.most) / 2;
+    for (int step = 0; step < STEPS; step++) {
+      const float half = (values_.most - values_.least) / 2 * (1.0f - SHRINKING * (float)step);
+      const Q4Grid tried = fitted(half * 2 / 15.0f, middle - half);
+      const float lost = error(tried);
+      if (lost < lowest) {  // false for NaN, which stays in the first grid
+        lowest = lost;
+        found = tried;
+      }
+    }
+    return found;
+  }
+
+ private:
+  static constexpr int VECTORS = 32 / LANES, STEPS = 12;
+  static constexpr float SHRINKING = 0.03f;
+
+  vf level(int v, float scale, float least) const {
+    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    const vf exact = (part_[v] - splat(least)) * splat(inverse);
+    return to_float(round_to_int(min(splat(15.0f), max(splat(0.0f), exact))));
+  }
+
+  float error(Q4Grid grid) const {
+    const float scale = widen(grid.scale), least = widen(grid.least);
+    vf squares = {};
+    for (int v = 0; v < VECTORS; v++) {
+      const vf off = fma(level(v, scale, least), splat(scale), splat(least)) * is_real_[v] - part_[v];
+      squares = fma(off, off, squares);
+    }
+    return sum(squares);
+  }
+
+  // Least squares, for the levels of this grid. The scale makes up for the rounding of least.
+  Q4Grid fitted(float scale, float least) const {
+    vf levels = {}, squares = {}, products = {};
+    for (int v = 0; v < VECTORS; v++) {
+      const vf one = level(v, scale, least) * is_real_[v];
+      levels += one;
+      squares = fma(one, one, squares);
+      products = fma(one, part_[v], products);
+    }
+    const float of_levels = sum(levels), of_values = sum(total_);
+    const float of_squares = sum(squares), of_products = sum(products);
+    const float spread = number_ * of_squares - of_levels * of_levels;
+    if (spread <= 0) return {narrow(scale), narrow(least)};
+    const float slope = (number_ * of_products - of_levels * of_values) / spread;
+    const bf16 stored = narrow((of_values - slope * of_levels) / number_);
+    return {narrow((of_products - widen(stored) * of_levels) / of_squares), stored};
+  }
+
+  const Values<32>& values_;
+  const float number_;
+  vf part_[VECTORS], is_real_[VECTORS], total_ = {};
+};
+
 void pack_q4_column(const Source& source, int row, int start, int column, char* group) {
   const Values<32> values(source, row, start);
-  const bf16 stored_least = narrow(values.least);
-  const float least = widen(stored_least);
-  const bf16 stored = narrow((values.most - least) / 15.0f);
-  ((bf16*)group)[column] = stored;
-  ((bf16*)group)[PANEL + column] = stored_least;
+  const Q4Grid grid = Q4Search(values, source.k - start < 32 ? source.k - start : 32).best();
+  ((bf16*)group)[column] = grid.scale;
+  ((bf16*)group)[PANEL + column] = grid.least;
   auto* data = (uint8_t*)group + 4 * PANEL;
   for (int i = 0; i < 32; i++) {
     uint8_t& byte = data[step_offset(Q4, 4, i / 8, column) + i % 4];
-    const auto level = (uint8_t)values.level(i, least, widen(stored), 0, 15);
+    const auto level = (uint8_t)values.level(i, widen(grid.least), widen(grid.scale), 0, 15);
     byte = i % 8 < 4 ? level : (uint8_t)(byte | level << 4);
   }
 }

@@ -17,6 +17,7 @@ from remora.kernels.cpu.library import Activation, Epilogue, Format, Library, Te
 from remora.kernels.cpu.packing import pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena, buffer
+from tests.kernels.cpu.native.arithmetic import in_groups, quantise_q4
 from tests.kernels.cpu.products import (
     EPS,
     check_product,
@@ -171,21 +172,47 @@ def test_plain_formats_keep_the_weight(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
-@pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
-def test_quantised_weights_are_off_by_half_a_step_at_most(
-    team: Team, format: Format, n: int, k: int, gated: bool
+def test_int8_weights_are_off_by_half_a_step_at_most(
+    team: Team, n: int, k: int, gated: bool
 ) -> None:
     weight = torch.randn(n, k)
-    most = weight.abs().max()
 
-    unpacked = unpack(team, pack_alone(team, weight, None, format, gated=gated))
+    unpacked = unpack(team, pack_alone(team, weight, None, Format.Q8, gated=gated))
 
     error = (unpacked.values - weight.double()).abs()
-    # Q4 stores the ends of a group in bfloat16; values beyond them are cut off.
-    ends = 2 * EPS[torch.bfloat16] * most if format is Format.Q4 else 0.0
-    assert (error <= unpacked.scale / 2 * (1 + 1e-6) + ends).all()
-    step = most / 127 if format is Format.Q8 else 2 * most / 15
-    assert (unpacked.scale <= step * (1 + 2**-8)).all()
+    assert (error <= unpacked.scale / 2 * (1 + 1e-6)).all()
+    assert (unpacked.scale <= weight.abs().max() / 127 * (1 + 2**-8)).all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
+def test_int4_weights_lose_at_most_what_rounding_within_the_full_range_loses(
+    team: Team, n: int, k: int, gated: bool
+) -> None:
+    weight = torch.randn(n, k)
+
+    unpacked = unpack(team, pack_alone(team, weight, None, Format.Q4, gated=gated))
+
+    levels, scale, least = quantise_q4(weight)
+    plain = (levels * scale[..., None] + least[..., None]).flatten(1)[:, :k]
+    searched, in_full_range = (
+        in_groups((each - weight).double().square(), 32).sum(2)
+        for each in (unpacked.values.float(), plain)
+    )
+    assert (searched <= in_full_range * (1 + 1e-4) + 1e-9).all()
+    if k >= 32:
+        assert searched.sum() < 0.9 * in_full_range.sum()
+
+
+def test_int4_weights_on_a_grid_stay(team: Team) -> None:
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 16, (70, 96), generator=generator)
+    levels[:, ::32], levels[:, 1::32] = 0, 15
+    weight = (levels - 6) * 2.0**-5
+
+    unpacked = unpack(team, pack_alone(team, weight, None, Format.Q4))
+
+    assert torch.equal(unpacked.values.float(), weight)
 
 
 @pytest.mark.parametrize("format", [Format.Q8, Format.Q4])

@@ -105,7 +105,7 @@ def dot_grouped(
 
 def quantise_rows(x: Tensor, size: int, add: MultiplyAdd) -> tuple[Tensor, Tensor]:
     """Return levels [rows, groups, size] and scales [rows, groups] of x [rows, k]."""
-    groups = _in_groups(x, size)
+    groups = in_groups(x, size)
     most = groups.abs().amax(2)
     inverse = torch.where(most > 0, 127 / most, 0.0)
     magic = torch.tensor(12582912.0)  # 1.5 * 2^23: a sum with it has no fraction
@@ -114,14 +114,14 @@ def quantise_rows(x: Tensor, size: int, add: MultiplyAdd) -> tuple[Tensor, Tenso
 
 def quantise_q8(w: Tensor) -> tuple[Tensor, Tensor, None]:
     """Return levels and scales of weights in groups of 64."""
-    groups = _in_groups(w, 64)
+    groups = in_groups(w, 64)
     scale = (groups.abs().amax(2) / 127).bfloat16().float()
     return _levels(groups, scale, torch.zeros_like(scale), -127, 127), scale, None
 
 
 def quantise_q4(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return levels, scales and minima of weights in groups of 32."""
-    groups = _in_groups(w, 32)
+    """Return levels, scales and minima of weights in groups of 32, within their full range."""
+    groups = in_groups(w, 32)
     least = groups.amin(2).bfloat16().float()
     scale = ((groups.amax(2) - least) / 15).bfloat16().float()
     return _levels(groups, scale, least, 0, 15), scale, least
@@ -132,7 +132,8 @@ def _levels(groups: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) 
     return torch.where(scale.unsqueeze(2) > 0, exact, 0.0).clamp(low, high).round()
 
 
-def _in_groups(x: Tensor, size: int) -> Tensor:
+def in_groups(x: Tensor, size: int) -> Tensor:
+    """Return rows [rows, k] as [rows, groups, size], padded with zeros."""
     padding = -x.shape[1] % size
     return torch.nn.functional.pad(x, (0, padding)).view(len(x), -1, size)
 
@@ -153,7 +154,7 @@ def _sum(x: Tensor, factors: Tensor, add: MultiplyAdd) -> Tensor:
     """Return sums of products [rows, 1]: 16 along the row, which are then added by halves."""
     lanes = torch.zeros(len(x), 16)
     for values, others in zip(
-        *(_in_groups(each, 16).unbind(1) for each in (x, factors)), strict=True
+        *(in_groups(each, 16).unbind(1) for each in (x, factors)), strict=True
     ):
         lanes = add(values, others, lanes)
     while lanes.shape[1] > 1:

@@ -106,6 +106,9 @@ def _product(
     generator: torch.Generator,
 ) -> Values:
     weight, x = (torch.randn(size, k, generator=generator) for size in (n, rows))
+    if format is Format.Q4:  # on a grid, which the search for one finds again
+        levels, scale, least = quantise_q4(weight)
+        weight = (levels * scale[..., None] + least[..., None]).flatten(1)[:, :k].contiguous()
     start = torch.randn(rows, n, generator=generator)
     values: dict[str, Tensor | int | float] = {
         "weight": weight, "x": x, "format": format, "epilogue": epilogue,
