@@ -19,6 +19,7 @@ class StoredFormat:
     bits:          of each number, scales included
     is_native:     whether native CPU kernels multiply with them as they are stored
     layers, head:  numbers in the layers' weights, and in the head's
+    device_layers: numbers in the layers' weights that kernels on a GPU multiply as stored
     """
 
     label: str
@@ -27,6 +28,7 @@ class StoredFormat:
     is_native: bool
     layers: int
     head: int
+    device_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

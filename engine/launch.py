@@ -400,6 +400,7 @@ def _open_share(
         layout=layout,
         edit=adapting.edit,
         loading=plan.loading,
+        held=plan.on_device.held_weights,
     )
 
 

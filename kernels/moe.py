@@ -79,6 +79,17 @@ def moe(
     return out.copy_(moe_reference(x, ids, weights, gate_up, down, **how))
 
 
+def multiplies_fp8(device: torch.device, inner: int) -> bool:
+    """Return whether `moe` takes float8 weights of this inner size on a device."""
+    if inner % BLOCK != 0:
+        return False
+    if not by_triton(device):
+        return True
+    from remora.kernels.gpu.arch import has_fp8
+
+    return has_fp8(device)
+
+
 def moe_by_expert(
     x: Tensor,
     ids: Tensor,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.graph_sizes import graph_sizes, prompt_sizes
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import AttentionName
 
+HeldWeights = Literal["dequantised", "stored", "int8", "fp8"]
 MOST_PROMPT_TOKENS = 2048  # of captured steps by default; products hide the launches of larger ones
 
 
@@ -33,6 +35,8 @@ class DevicePlan:
     deterministic:      whether a row's results are independent of the other rows, bit for bit
     symmetric_memory:   whether sums over ranks go through symmetric memory
     compiled_rows:      most rows of a compiled decode step; 0 = torch.compile is off
+    held_weights:       how linear layers hold weights: quantised ones as the checkpoint has them,
+                        or rounded to 8 bits, where kernels multiply them so
     """
 
     attention_backend: AttentionName = "torch"
@@ -47,6 +51,7 @@ class DevicePlan:
     deterministic: bool = False
     symmetric_memory: bool = False
     compiled_rows: int = 0
+    held_weights: HeldWeights = "dequantised"
 
 
 ONE_BY_ONE = DevicePlan()
@@ -77,7 +82,8 @@ def plan_device(
     if plan.graph_sizes:
         sizes = _prompt_sizes(config, plan.attention_backend, max_step_tokens)
         plan = replace(plan, graph_prompt_sizes=sizes)
-    return replace(plan, compiled_rows=_compiled_rows(config, max_running))
+    plan = replace(plan, compiled_rows=_compiled_rows(config, max_running))
+    return replace(plan, held_weights=_held_weights(config, device, plan, is_ours))
 
 
 def _plan_device(
@@ -179,6 +185,37 @@ def _compiled_rows(config: ServeConfig, max_running: int) -> int:
         if is_fault:
             raise ConfigError(f"engine.compile = true: {reason}")
     return min(engine.compile_max_rows, max_running)
+
+
+def _held_weights(config: ServeConfig, device: str, plan: DevicePlan, is_ours: bool) -> HeldWeights:
+    """Return how linear layers hold weights. Raises ConfigError."""
+    wanted = config.model.quantization
+    if device == "cpu":
+        if wanted == "fp8":
+            raise ConfigError(
+                "model.quantization = fp8: CPU kernels round weights to int8 and int4 only; set it "
+                "to int8, or run on a GPU"
+            )
+        return "dequantised"
+    for reason, is_fault in (
+        ("engine.attention_backend is torch", plan.attention_backend == "torch"),
+        ("engine.compile is true", plan.compiled_rows > 0),
+        ("engine.deterministic is true", plan.deterministic),
+        ("transformers' code runs the model", not is_ours),
+    ):
+        if is_fault and wanted != "none":
+            raise ConfigError(
+                f"model.quantization = {wanted}: {reason}, which has no products with quantised "
+                "weights; set one of the two otherwise"
+            )
+        if is_fault:
+            return "dequantised"
+    if wanted == "int4":
+        raise ConfigError(
+            "model.quantization = int4: needs a CPU; on a GPU set it to fp8 or int8, or serve a "
+            "checkpoint of 4 bits"
+        )
+    return "stored" if wanted == "none" else wanted
 
 
 def _refuse_splits(config: ServeConfig) -> None:

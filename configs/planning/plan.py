@@ -12,7 +12,11 @@ from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
-from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
+from remora.configs.planning.device_plan import (
+    ONE_BY_ONE,
+    DevicePlan,
+    plan_device,
+)
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
 from remora.configs.planning.kv_format import DTYPE_BYTES, kv_bytes_per_token, pick_kv_dtype
@@ -49,6 +53,7 @@ _OF_GENERATION = (
     "priority_preemption_gap",
     "logit_processors",
 )
+_SCALE_BYTES = 4  # of an output of a weight that is rounded to 8 bits on a GPU
 # Bytes of a quantised weight, including scales: (layers, head). See kernels/cpu/src/linear.h.
 QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
@@ -176,16 +181,12 @@ def make_plan(
     _check_ranks(config, device)
     _check_new_weights(config, device)
     stored = [] if config.model.load_format == "dummy" else list(model.stored)
-    held = [each for each in stored if each.is_native and _is_native(config, device)]
-    _check_rounded_once(config, held)
-    weight_bytes = _weight_bytes(config, model, dtype, device, held)
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
     max_running, max_step, chunk = plan_limits(
         config, model, max_model_len, device, machine.total_bytes
     )
-    is_ours = model.implementation == "remora"
     on_device = plan_device(
         config,
         device,
@@ -194,8 +195,10 @@ def make_plan(
         bool(adapters),
         max_step_tokens=max_step,
         libraries=machine.attention_libraries,
-        is_ours=is_ours,
+        is_ours=model.implementation == "remora",
     )
+    held = _held_as_stored(config, stored, device, on_device)
+    weight_bytes = _weight_bytes(config, model, dtype, device, on_device, held)
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
@@ -347,8 +350,37 @@ def _describe_stored(
     return "; ".join(texts)
 
 
+def _held_as_stored(
+    config: ServeConfig, stored: Sequence[StoredFormat], device: str, on_device: DevicePlan
+) -> list[StoredFormat]:
+    """Return the formats of weights that are computed as they are stored. Raises ConfigError."""
+    if device == "cpu":
+        held = [each for each in stored if each.is_native and _is_native(config, device)]
+    elif on_device.held_weights == "dequantised":
+        held = []
+    else:
+        held = [each for each in stored if each.device_layers > 0]
+    _check_rounded_once(config, held)
+    return held
+
+
+def _device_layer_bytes(
+    model: ModelFacts, on_device: DevicePlan, held: Sequence[StoredFormat], each: float
+) -> float:
+    """Return the average bytes of a layer's parameter on a GPU; `each`: of an unquantised one."""
+    if on_device.held_weights in ("int8", "fp8"):
+        return 1 + _SCALE_BYTES / model.hidden_size
+    saved = sum(one.device_layers * (each - one.bits / 8) for one in held)
+    return each - saved / (sum(model.layer_parameters) or model.num_parameters)
+
+
 def _weight_bytes(
-    config: ServeConfig, model: ModelFacts, dtype: str, device: str, held: Sequence[StoredFormat]
+    config: ServeConfig,
+    model: ModelFacts,
+    dtype: str,
+    device: str,
+    on_device: DevicePlan,
+    held: Sequence[StoredFormat],
 ) -> int:
     """Return the bytes of the weights of the rank with the most.
 
@@ -356,16 +388,13 @@ def _weight_bytes(
 
     A tied head takes extra memory where kernels pack it (on a CPU, except torch in float32), and
     where embedding and head are on different pipeline stages.
-    Raises ConfigError for a quantisation that the device does not support.
     """
     quantization, parallel = config.model.quantization, config.parallel
     each = float(DTYPE_BYTES[dtype])
-    if device != "cpu" and quantization != "none":
-        raise ConfigError(
-            f"model.quantization = {quantization}: needs a CPU, and the device is {device}; set "
-            "model.quantization to none, or engine.device to cpu"
-        )
     layer_bytes, head_bytes = QUANTIZED_BYTES.get(quantization, (each, each))
+    if device != "cpu":
+        layer_bytes, head_bytes = _device_layer_bytes(model, on_device, held, each), each
+        held = ()
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
     is_packed = is_packed and not (by_torch and config.engine.compile)

@@ -10,6 +10,7 @@ Legend: T tokens, E experts, H hidden size, I this rank's part of an expert's in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 from remora.kernels.moe import moe, moe_by_expert
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_weights import Biases
+from remora.kernels.quantised.quant_formats import Fp8BlockWeight, num_bytes
 
 SHARED, EXPERTS = "shared_experts.", "experts."
 
@@ -34,8 +36,7 @@ class Experts:
 
     router:       float32, because rounding would change the selected experts
     correction:   [E] float32 or None, added to the scores for the selection only
-    gate_up:      [E, 2 * I, H], gates first
-    down:         [E, H, I]
+    quantised:    `gate_up` and `down` in float8, in the place of these; None = not quantised
     biases:       [E, 2 * I] and [E, H], the latter on one rank only; None = no biases
     shared_gate:  whose sigmoid what the shared experts give is multiplied with
     """
@@ -54,13 +55,13 @@ class Experts:
         self._inner = Axis(config.size, layout.share(config.size))
         number, held = config.num_experts, len(self._inner.held)
         experts = Axis.whole(number)
+        self.dtype, self.device = dtype, device
         exact = torch.float32
         self.router = Linear(
             self._outer, {"gate": experts}, bias=config.router_bias, dtype=exact, device=device
         )
         self.correction = torch.empty(number, device=device) if config.correction else None
-        self.gate_up = allocate_weight((number, 2 * held, hidden_size), dtype, device)
-        self.down = allocate_weight((number, hidden_size, held), dtype, device)
+        self.quantised: tuple[Fp8BlockWeight, Fp8BlockWeight] | None = None
         self.biases: Biases = (None, None)
         if config.bias:
             of_all = torch.empty(number, hidden_size, dtype=dtype, device=device)
@@ -75,6 +76,18 @@ class Experts:
             self.shared_gate = Linear(self._outer, one, bias=False, dtype=dtype, device=device)
         self._invariant = False
         self._packed: tuple[list[Tensor], list[Tensor]] | None = None
+
+    @cached_property
+    def gate_up(self) -> Tensor:
+        """[E, 2 * I, H], gates first; allocated at its first use."""
+        shape = self.config.num_experts, 2 * len(self._inner.held), self._outer.size
+        return allocate_weight(shape, self.dtype, self.device)
+
+    @cached_property
+    def down(self) -> Tensor:
+        """[E, H, I], allocated at its first use."""
+        shape = self.config.num_experts, self._outer.size, len(self._inner.held)
+        return allocate_weight(shape, self.dtype, self.device)
 
     def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
         """Apply to [T, H]."""
@@ -99,12 +112,13 @@ class Experts:
             return moe_by_expert(
                 hidden, ids, weights, *self._packed, biases=biases, gating=gating, out=out
             )
+        gate_up, down = self.quantised or (self.gate_up, self.down)
         return moe(
             hidden,
             ids,
             weights,
-            self.gate_up,
-            self.down,
+            gate_up,
+            down,
             biases=biases,
             gating=gating,
             invariant=self._invariant,
@@ -113,7 +127,14 @@ class Experts:
     def idle_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the experts that `num_tokens` tokens do not use, on average."""
         share = 1 - self.config.experts_read(num_tokens) / self.config.num_experts
-        return round((self.gate_up.nbytes + self.down.nbytes) * share)
+        return round(self.num_bytes * share)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all routed experts."""
+        if self.quantised is not None:
+            return sum(map(num_bytes, self.quantised))
+        return self.gate_up.nbytes + self.down.nbytes
 
     def make_invariant(self) -> None:
         """Make a row's bits independent of the other rows in the batch."""
@@ -124,11 +145,7 @@ class Experts:
 
     def pack(self) -> None:
         """Pack every expert's weights, and the linears; see `Linear.pack`."""
-        if (
-            self.gate_up.device.type == "cpu"
-            and self.gate_up.dtype == torch.bfloat16
-            and can_pack()
-        ):
+        if self.device == "cpu" and self.dtype == torch.bfloat16 and can_pack():
             self._packed = (
                 [pack_weight(weight) for weight in self.gate_up],
                 [pack_weight(weight) for weight in self.down],
@@ -158,17 +175,27 @@ class Experts:
         held = len(self._inner.held)
         for expert in range(self.config.num_experts):
             of_expert = f"{prefix}{EXPERTS}{expert}."
-            gate, up = self.gate_up[expert, :held], self.gate_up[expert, held:]
-            axes = (self._inner, self._outer)
-            yield f"{of_expert}gate_proj.weight", Shard(memory=gate, axes=axes)
-            yield f"{of_expert}up_proj.weight", Shard(memory=up, axes=axes)
-            down = Shard(memory=self.down[expert], axes=(self._outer, self._inner))
-            yield f"{of_expert}down_proj.weight", down
+            if self.quantised is None:
+                gate, up = self.gate_up[expert, :held], self.gate_up[expert, held:]
+                axes = (self._inner, self._outer)
+                yield f"{of_expert}gate_proj.weight", Shard(memory=gate, axes=axes)
+                yield f"{of_expert}up_proj.weight", Shard(memory=up, axes=axes)
+                down = Shard(memory=self.down[expert], axes=(self._outer, self._inner))
+                yield f"{of_expert}down_proj.weight", down
             yield from self._bias_tensors(of_expert, expert)
         if self.shared is not None:
             yield from self.shared.tensors(f"{prefix}{SHARED}")
         if self.shared_gate is not None:
             yield from self.shared_gate.tensors(prefix)
+
+    def weights(self, prefix: str) -> list[dict[str, tuple[Axis, Axis]]]:
+        """Return the checkpoint names of each expert's gate, up and down, with their dimensions."""
+        inward, outward = (self._inner, self._outer), (self._outer, self._inner)
+        axes = {"gate_proj": inward, "up_proj": inward, "down_proj": outward}
+        return [
+            {f"{prefix}{EXPERTS}{expert}.{name}.weight": axes[name] for name in axes}
+            for expert in range(self.config.num_experts)
+        ]
 
     def _bias_tensors(self, prefix: str, expert: int) -> Iterator[tuple[str, Shard]]:
         of_inner, of_all = self.biases

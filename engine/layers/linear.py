@@ -3,11 +3,14 @@
 Projections that share an input are fused into one weight, whose outputs are named parts; each part
 is a tensor of the checkpoint. A rank may hold a range of each part and of the inputs. Knows neither
 the meaning of the parts nor other ranks: with a range of the inputs, the product is a partial sum.
+
+On a GPU the weight may be quantised: then there is no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +20,8 @@ from remora.engine.protocols import UpdatePlace
 from remora.kernels.linear import linear, pack_weight
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 from remora.kernels.memory import buffer
+from remora.kernels.quantised.linear_quant import linear_quant_parts
+from remora.kernels.quantised.quant_formats import QuantisedWeight, num_bytes
 
 
 def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
@@ -32,15 +37,16 @@ Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class Linear:
     """y = x W^T + b.
 
-    weight:    [held outputs, held inputs]
     owns_weight:  whether the weight's memory is used by this layer only
+    quantised: of consecutive outputs, in the place of `weight`; () = it is not quantised
     bias:      [held outputs] or None
     adapters:  low-rank updates of the weight, for rows with an adapter; None = no slots
-    product:   the function that multiplies
+    product:   the function that multiplies with `weight`
     """
 
     adapters: LowRankSlots | None = None
     product: Multiply = staticmethod(linear)
+    quantised: tuple[QuantisedWeight, ...] = ()
 
     def __init__(
         self,
@@ -52,19 +58,27 @@ class Linear:
         device: str,
         borrowed: Tensor | None = None,
     ) -> None:
-        """Allocate the weight, or share the memory of `borrowed`."""
+        """Prepare to allocate the weight, or share the memory of `borrowed`."""
         self.inputs = inputs
         self.parts = dict(parts)
-        out_features = sum(len(part.held) for part in self.parts.values())
+        self.dtype, self.device = dtype, device
+        self.out_features = sum(len(part.held) for part in self.parts.values())
         self.owns_weight = borrowed is None
-        if borrowed is None:
-            borrowed = allocate_weight((out_features, len(inputs.held)), dtype, device)
-        self.weight = borrowed
-        self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        if borrowed is not None:
+            self.weight = borrowed
+        self.bias = torch.empty(self.out_features, dtype=dtype, device=device) if bias else None
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """[held outputs, held inputs], allocated at its first use: `quantised` needs none."""
+        return allocate_weight((self.out_features, len(self.inputs.held)), self.dtype, self.device)
 
     def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_tokens, held inputs] to [num_tokens, held outputs], with rows' adapters."""
-        y = self.product(x, self.weight, self.bias)
+        if self.quantised:
+            y = linear_quant_parts(x, self.quantised, self.bias)
+        else:
+            y = self.product(x, self.weight, self.bias)
         if self.adapters is not None:
             self.adapters.add(x, y, groups)
         return y
@@ -77,8 +91,8 @@ class Linear:
             len(self.inputs.held),
             parts,
             max_rank,
-            dtype=self.weight.dtype,
-            device=str(self.weight.device),
+            dtype=self.dtype,
+            device=self.device,
         )
         return self.adapters
 
@@ -91,12 +105,17 @@ class Linear:
             place = UpdatePlace(self.adapters, index, outputs=_slice(part), inputs=inputs)
             yield f"{prefix}{name}.weight", place
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of a quantised weight."""
+        return sum(map(num_bytes, self.quantised))
+
     def pack(self) -> None:
         """Convert the loaded weight to this machine's fastest layout.
 
-        Invalidates the views that `tensors` returned.
+        Invalidates the views that `tensors` returned. A quantised weight stays as it is.
         """
-        if self.weight.numel() > 0:
+        if not self.quantised and self.weight.numel() > 0:
             self.weight = pack_weight(self.weight)
 
     def release(self) -> tuple[Tensor, Tensor | None]:
@@ -105,16 +124,22 @@ class Linear:
         self.weight, self.bias = weight.new_empty(0), None
         return weight, bias
 
+    def weights(self, prefix: str) -> dict[str, Axis]:
+        """Return the checkpoint names of the parts that are held, and their outputs."""
+        held = {name: part for name, part in self.parts.items() if len(part.held) > 0}
+        return {f"{prefix}{name}.weight": part for name, part in held.items()}
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the shard of it that this layer holds."""
+        """Yield each checkpoint name and the shard of it that this layer holds unquantised."""
         start = 0
         for name, part in self.parts.items():
             rows = slice(start, start + len(part.held))
             start = rows.stop
             if len(part.held) == 0:
                 continue
-            weight = self.weight[rows]
-            yield f"{prefix}{name}.weight", Shard(memory=weight, axes=(part, self.inputs))
+            if not self.quantised:
+                weight = self.weight[rows]
+                yield f"{prefix}{name}.weight", Shard(memory=weight, axes=(part, self.inputs))
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", Shard(memory=self.bias[rows], axes=(part,))
 

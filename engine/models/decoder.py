@@ -158,7 +158,10 @@ class DecoderModel:
     layers:     of its pipeline stage, counted in the whole model
     positions:  table of learned positions; None = none
     rotaries:   one for each RoPE config of the stage's layers
+    dequantised: names of the weights that are quantised in the checkpoint and not in layers
     """
+
+    dequantised: frozenset[str] = frozenset()
 
     def __init__(
         self, config: DecoderConfig, *, dtype: torch.dtype, device: str, layout: Layout = WHOLE
@@ -266,6 +269,19 @@ class DecoderModel:
     def block_tensors(self, number: int) -> dict[str, Shard]:
         """Map the names of the tensors of one of `blocks`."""
         return dict(self.blocks[number].tensors(f"model.layers.{self.layers[number]}."))
+
+    def linears(self) -> Iterator[tuple[str, Linear]]:
+        """Yield linear layers whose weights may be quantised, with the prefix of their names."""
+        for layer, block in zip(self.layers, self.blocks, strict=True):
+            yield from block.linears(f"model.layers.{layer}.")
+        if not self.head.tied:
+            yield "", self.head.linear
+
+    def experts(self) -> Iterator[tuple[str, Experts]]:
+        """Yield layers of experts, with the prefix of their names."""
+        for layer, block in zip(self.layers, self.blocks, strict=True):
+            if isinstance(block.mlp, Experts):
+                yield f"model.layers.{layer}.mlp.", block.mlp
 
     def allocate_slots(self, room: LoRASlotConfig) -> dict[str, UpdatePlace]:
         """Allocate adapter slots; returns the slots for updates of each weight.

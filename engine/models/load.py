@@ -10,20 +10,29 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, Unpack
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.planning.device_plan import HeldWeights
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import QUANTIZATION, is_gguf, read_config, read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
-from remora.engine.protocols import Fill, WeightEdit, WeightSource, nothing_left
+from remora.engine.protocols import (
+    Fill,
+    QuantisedSource,
+    WeightEdit,
+    WeightSource,
+    nothing_left,
+)
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.formats.source import QuantisedWeights, dequantised
 from remora.engine.weights.gguf.weights import GGUFWeights
+from remora.engine.weights.hold_quantised import hold_quantised
 from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.rename_tensors import RenamedWeights, RenamingRules
+from remora.engine.weights.rounded import RoundedWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 if TYPE_CHECKING:  # it imports transformers
@@ -40,6 +49,8 @@ class LoadOptions(TypedDict):
                   needs no weights
     layout:       of the rank; the whole model by default
     edit:         changes the weights while they are read
+    held:         how linear layers hold weights that kernels multiply quantised; an edit
+                  changes dequantised ones
     """
 
     dtype: torch.dtype
@@ -49,6 +60,7 @@ class LoadOptions(TypedDict):
     layout: NotRequired[Layout]
     edit: NotRequired[WeightEdit | None]
     loading: NotRequired[Loading]
+    held: NotRequired[HeldWeights]
 
 
 def load_model(path: Path, **options: Unpack[LoadOptions]) -> DecoderModel:
@@ -83,6 +95,11 @@ def open_model(path: Path, **options: Unpack[LoadOptions]) -> Iterator[tuple[Dec
     if edit is not None:
         source = edit(source, RenamingRules(config.rules))
     is_shown, num_threads = options["show_progress"], loading.num_threads
+    held = options.get("held", "dequantised")
+    if held in ("int8", "fp8"):
+        source = RoundedWeights(source, held)
+    if held != "dequantised" and isinstance(source, QuantisedSource):
+        hold_quantised(model, source, source.label, show_progress=is_shown)
     with filling(model, source, show_progress=is_shown, num_threads=num_threads) as filled:
         if load_format == "pt":  # read a file at a time, not a tensor
             filled()

@@ -17,7 +17,6 @@ from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.connect import RankGroup
@@ -29,6 +28,7 @@ from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
+from remora.engine.weights.hold_quantised import describe_quantised
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable
 from remora.kernels.cpu.library import Format, Library, Team
@@ -190,6 +190,7 @@ def _on_device(
         prompts = f"in graphs of up to {plan.on_device.graph_prompt_sizes[-1]} tokens"
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
+    weights = describe_quantised(model) if isinstance(model, DecoderModel) else ""
     shared = None
     if group.layout.num_ranks > 1:
         shared = SharedTokens(forward, group, torch.device(plan.device))
@@ -199,6 +200,7 @@ def _on_device(
         description=(
             f"{describe(plan.on_device.attention_backend)} on {plan.device}, "
             f"decode steps {steps}, steps with prompts {prompts}"
+            + (f"; weights of layers: {weights}" if weights else "")
         ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
@@ -229,8 +231,10 @@ def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) 
     if isinstance(model, FallbackModel):
         return model.step_weight_bytes()
     weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
-    experts = (block.mlp for block in model.blocks if isinstance(block.mlp, Experts))
-    weight_bytes -= sum(layer.idle_bytes(num_tokens) for layer in experts)
+    weight_bytes += sum(linear.num_bytes for _, linear in model.linears())
+    for _, experts in model.experts():
+        weight_bytes += experts.num_bytes if experts.quantised is not None else 0
+        weight_bytes -= experts.idle_bytes(num_tokens)
     return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
 
 

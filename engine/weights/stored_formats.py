@@ -17,7 +17,10 @@ from remora.engine.protocols import (
     quantised_tensors,
 )
 from remora.kernels.cpu.stored_layout import native_format
+from remora.kernels.quantised.device_formats import to_format, to_fp8_blocks
+from remora.kernels.quantised.weight_kinds import WeightKind
 
+EXPERTS, LATENTS = ".experts.", ".kv_b_proj."
 LAYERS, EMBEDDING = "model.layers.", "model.embed_tokens.weight"
 
 
@@ -50,4 +53,17 @@ def _format(
         is_native=native_format(kind) is not None,
         layers=in_layers,
         head=sum(sizes.values()) - in_layers,
+        device_layers=_on_device(kind, sizes),
+    )
+
+
+def _on_device(kind: WeightKind, sizes: Mapping[str, int]) -> int:
+    """Return how many numbers the layers hold as stored on a GPU; experts are in float8 only."""
+    has_layers, has_experts = to_format(kind) is not None, to_fp8_blocks(kind) is not None
+    return sum(
+        size
+        for name, size in sizes.items()
+        if name.startswith(LAYERS)
+        and LATENTS not in name
+        and (has_experts if EXPERTS in name else has_layers)
     )

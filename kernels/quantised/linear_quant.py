@@ -4,7 +4,7 @@
   sums; scales of rows and outputs are applied to the sum.
 - float8 in blocks of 128 x 128 with rows in groups of 128 (DeepSeek-V3, arXiv:2412.19437): scales
   are applied to the sum of each 128 inputs.
-- int4 in groups of inputs: rows are not quantised, weights are (q - zero) * scale.
+- int4 and int8 in groups of inputs: rows are not quantised, weights are (q - zero) * scale.
 
 The torch code specifies the kernels of `gpu/` and is the fallback. Knows no checkpoints; `int4.py`
 knows the bit layouts of int4 checkpoints.
@@ -14,6 +14,9 @@ Legend: T rows, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,6 +26,7 @@ from remora.kernels.quantised.quant_formats import (
     Fp8BlockWeight,
     Fp8Weight,
     Int4Weight,
+    Int8GroupWeight,
     Int8Weight,
     QuantisedWeight,
 )
@@ -61,9 +65,23 @@ def linear_quant(
     if by_triton(x.device):
         from remora.kernels.gpu import linear_quant as kernels
 
+        if isinstance(weight, Int4Weight | Int8GroupWeight) and weight.order is not None:
+            x = x.index_select(1, weight.order)
         kernels.multiply(x, weight, bias, out)
         return out
     return out.copy_(linear_quant_reference(x, weight, bias))
+
+
+def linear_quant_parts(
+    x: Tensor, parts: Sequence[QuantisedWeight], bias: Tensor | None = None
+) -> Tensor:
+    """`linear_quant` with one weight or more, each of which has the next outputs."""
+    if len(parts) == 1:
+        return linear_quant(x, parts[0], bias)
+    sizes = [len(part.values) for part in parts]
+    biases = (None,) * len(parts) if bias is None else torch.split(bias, sizes)
+    made = [linear_quant(x, part, each) for part, each in zip(parts, biases, strict=True)]
+    return torch.cat(made, dim=1)
 
 
 def linear_quant_reference(
@@ -81,7 +99,7 @@ def linear_quant_reference(
             values, scales = quantise_fp8_groups_reference(x)
             of_inputs = scales.T.repeat_interleave(GROUP, 1)[:, : values.shape[1]]
             rows = values.float() * of_inputs
-        case Int4Weight():
+        case Int4Weight() | Int8GroupWeight():
             rows = x.float()
     product = F.linear(rows, weight.dequantised(), None if bias is None else bias.float())
     return product.to(x.dtype)

@@ -5,7 +5,7 @@ Legend: E experts, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ class Int4Weight:
     scales:  [G, O] of any float type
     zeros:   [G, O] uint8
     inputs:  I; the last run is padded
+    order:   [I] int64, the input that each stored one is; None = they are in order
     """
 
     values: Tensor
@@ -87,6 +88,7 @@ class Int4Weight:
     zeros: Tensor
     inputs: int
     group_size: int
+    order: Tensor | None = None
 
     @property
     def half(self) -> int:
@@ -98,7 +100,50 @@ class Int4Weight:
         runs = self.values.view(len(self.values), -1, self.half)
         values = torch.stack((runs & 15, runs >> 4), dim=2).flatten(1)[:, : self.inputs]
         group = torch.arange(self.inputs, device=values.device) // self.group_size
-        return (values.float() - self.zeros[group].T.float()) * self.scales[group].T.float()
+        plain = (values.float() - self.zeros[group].T.float()) * self.scales[group].T.float()
+        return plain if self.order is None else plain[:, self.order.argsort()]
 
 
-QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | Int4Weight
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8GroupWeight:
+    """An 8-bit weight with a scale and a zero point for each group of inputs.
+
+    values:  [O, I] uint8
+    scales:  [G, O] of any float type
+    zeros:   [G, O] uint8
+    group_size:  32, 64 or a multiple of 128; the last group may be smaller
+    order:   [I] int64, the input that each stored one is; None = they are in order
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_size: int
+    order: Tensor | None = None
+
+    def dequantised(self) -> Tensor:
+        """Return the weight [O, I] in float32."""
+        group = torch.arange(self.values.shape[1], device=self.values.device) // self.group_size
+        plain = self.values.float() - self.zeros[group].T.float()
+        plain *= self.scales[group].T.float()
+        return plain if self.order is None else plain[:, self.order.argsort()]
+
+
+QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | Int4Weight | Int8GroupWeight
+
+
+def tensors_of(weight: QuantisedWeight) -> dict[str, Tensor]:
+    """Return a weight's tensors by their names."""
+    named = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def moved(weight: QuantisedWeight, device: str) -> QuantisedWeight:
+    """Return the weight on a device."""
+    tensors = {name: tensor.to(device) for name, tensor in tensors_of(weight).items()}
+    return replace(weight, **tensors)  # type: ignore[arg-type]
+
+
+def num_bytes(weight: QuantisedWeight) -> int:
+    """Return the bytes of a weight's tensors."""
+    return sum(tensor.nbytes for tensor in tensors_of(weight).values())

@@ -11,6 +11,7 @@ from remora.kernels.quantised.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,
+    Int8GroupWeight,
     Int8Weight,
     QuantisedWeight,
 )
@@ -67,8 +68,19 @@ def int4(group_size: int) -> Callable[[int, int, str], QuantisedWeight]:
     return make
 
 
+def int8_groups(outputs: int, inputs: int, device: str) -> QuantisedWeight:
+    groups = -(-inputs // 32)
+    return Int8GroupWeight(
+        values=torch.randint(0, 256, (outputs, inputs), dtype=torch.uint8, device=device),
+        scales=random_scales(groups, outputs, device=device).half(),
+        zeros=torch.randint(0, 256, (groups, outputs), dtype=torch.uint8, device=device),
+        group_size=32,
+    )
+
+
 MAKERS: dict[str, Callable[[int, int, str], QuantisedWeight]] = {
     "int8": int8,
+    "int8 32": int8_groups,
     "fp8": fp8,
     "fp8 per tensor": fp8_per_tensor,
     "fp8 blocks": fp8_blocks,

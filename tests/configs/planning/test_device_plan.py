@@ -23,11 +23,12 @@ def plan_of(
     max_step_tokens: int = 4096,
     libraries: tuple[str, ...] = (),
     is_ours: bool = True,
+    quantization: str = "none",
     **engine: Any,
 ) -> DevicePlan:
     config = parse_args(
         {
-            "model": {"path": "x"},
+            "model": {"path": "x", "quantization": quantization},
             "engine": engine,
             "parallel": {
                 "tp_size": tp_size,
@@ -111,6 +112,24 @@ def test_an_installed_library_is_used_where_it_is_named_only() -> None:
     assert named.graph_sizes == plan_of().graph_sizes
 
 
+@pytest.mark.parametrize(
+    ("arguments", "held"),
+    [
+        ({}, "stored"),
+        ({"quantization": "fp8"}, "fp8"),
+        ({"quantization": "int8", "attention_backend": "fa3", "libraries": ("fa3",)}, "int8"),
+        ({"attention_backend": "torch"}, "dequantised"),
+        ({"compile": True}, "dequantised"),
+        ({"deterministic": True}, "dequantised"),
+        ({"is_ours": False}, "dequantised"),
+        ({"device": "cpu"}, "dequantised"),
+        ({"device": "cpu", "quantization": "int4"}, "dequantised"),
+    ],
+)
+def test_kernels_on_a_gpu_multiply_quantised_weights(arguments: dict[str, Any], held: str) -> None:
+    assert plan_of(**arguments).held_weights == held
+
+
 def test_switches_take_effect() -> None:
     assert not plan_of(overlap=False).overlap
     assert plan_of(deterministic=True).deterministic
@@ -158,6 +177,11 @@ def test_switches_take_effect() -> None:
             {"attention_backend": "fa3", "libraries": ("fa3",), "is_ours": False},
             "= fa3: transformers' code",
         ),
+        ({"quantization": "int4"}, "= int4: needs a CPU; on a GPU set it to fp8"),
+        ({"device": "cpu", "quantization": "fp8"}, "= fp8: CPU kernels .* set it to int8"),
+        ({"quantization": "fp8", "deterministic": True}, "= fp8: engine.deterministic is true"),
+        ({"quantization": "int8", "attention_backend": "torch"}, "= int8: engine.attention_bac"),
+        ({"quantization": "fp8", "is_ours": False}, "= fp8: transformers' code"),
         ({"deterministic": True, "tp_size": 2}, "true: .*parallel.tp_size"),
         ({"deterministic": True, "has_triton": False}, "true: .*install triton"),
         ({"deterministic": True, "has_adapters": True}, "true: .*lora.adapters"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.load import parse_args
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_bytes_per_token
@@ -211,6 +211,29 @@ def test_cuda_is_taken_where_there_is_one() -> None:
 
     assert plan(machine=machine).device == "cuda"
     assert plan(machine=machine, engine={"device": "cpu"}).device == "cpu"
+
+
+def test_a_gpu_holds_quantised_layers_in_their_bits() -> None:
+    machine = make_machine(devices=("cpu", "cuda:0"), has_triton=True)
+    parameters = make_model().num_parameters - 2 * 49152 * 576
+    sizes = {"layers": parameters // 2, "head": 0, "device_layers": parameters // 2}
+    awq = StoredFormat(label="awq", number=9, bits=4.0, is_native=True, **sizes)
+    stored = make_model(stored=(awq,), layer_parameters=(parameters // 30,) * 30)
+
+    plain, quantised, dequantised, fp8 = (
+        plan(machine=machine, facts=facts, model=model, engine=engine).weight_bytes
+        for facts, model, engine in (
+            (make_model(), {}, {}),
+            (stored, {}, {}),
+            (stored, {}, {"deterministic": True}),
+            (make_model(), {"quantization": "fp8"}, {}),
+        )
+    )
+
+    layers = plain - 2 * 2 * 49152 * 576
+    assert dequantised == plain
+    assert quantised == pytest.approx(plain - layers * (0.5 * 0.75), rel=1e-3)
+    assert fp8 == pytest.approx(plain - layers / 2, rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def run(
     aborts: Mapping[int, str] | None = None,
     room: LoRASlotConfig | None = None,
     how: DevicePlan | None = None,
+    held: str = "dequantised",
     amid: AbstractContextManager[object] | None = None,
     **plan_changes: Any,
 ) -> Run:
@@ -127,13 +128,14 @@ def run(
     adapt:    makes room for adapters in a loaded model, the plan's `room`; returns what fills slots
     aborts:   step -> request that ends before it
     how:      graphs to capture and when to replay them; by default all sizes, always
+    held:     how layers hold weights, as of `load_model`
     amid:     what the steps run in, once all is made
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
     plan = make_plan(adapters=room, **values)
     plan = replace(plan, on_device=how or all_sizes(plan.max_running_requests))
     torch.set_num_threads(1)
-    model = load_f32(path, device=str(device))
+    model = load_f32(path, device=str(device), held=held)
     pool = adapt(model)
     attention = _attention_of(model, plan, device, make_attention)
     rows = plan.max_running_requests

@@ -53,7 +53,8 @@ def main(max_rows: int, max_tokens: int, stride: int, folders: list[str]) -> Non
         for deterministic, captures_prompts in ((False, False), (True, False), (False, True)):
             pretend(Arch.HOPPER, "cpu")
             keys.clear()
-            model = load(Path(folder), torch.bfloat16)
+            held = "dequantised" if deterministic else "stored"
+            model = load(Path(folder), torch.bfloat16, held=held)
             if deterministic and model.config.attention.latent is not None:
                 continue
             plan = plan_of(model, max_rows, max_tokens, deterministic=deterministic)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from remora.configs.planning.device_plan import HeldWeights
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.engine import Engine
@@ -43,6 +45,8 @@ from tests.engine.graphs.device_runs import Requests, Rerun, Run, all_sizes
 from tests.engine.graphs.device_runs import run as run_alone
 from tests.engine.loaded import load_f32
 from tests.engine.parallel.ranks import connected
+from tests.engine.weights.formats.checkpoints import quantise
+from tests.engine.weights.formats.writers import SAMPLES, small
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {"page_size": 4, "num_pages": 64, "max_model_len": 128}
@@ -59,7 +63,7 @@ def make_requests(lengths: Sequence[int], **changes: Any) -> Requests:
 
 def make_forward(path: Path, plan: EnginePlan, group: Group) -> tuple[DeviceForward, Rerun]:
     """Make a rank's forward pass, and capture its decode steps."""
-    model = load_f32(path, layout=group.layout)
+    model = load_f32(path, layout=group.layout, held=plan.on_device.held_weights)
     attention = TorchAttention(
         num_layers=len(model.layers),
         num_pages=plan.num_pages,
@@ -134,10 +138,12 @@ def run_ranks(
     overlap: bool = True,
     late: Sequence[str] = (),
     aborts: Sequence[str] = (),
+    held: HeldWeights = "dequantised",
     **changes: Any,
 ) -> tuple[Run, list[Rerun]]:
     """Run requests on several ranks; `late` ones arrive when the others have ended."""
-    plan = make_plan(**(OPTIONS | changes), on_device=all_sizes(4))
+    how = replace(all_sizes(4), held_weights=held)
+    plan = make_plan(**(OPTIONS | changes), on_device=how)
     found = Run()
     with device_ranks(path, plan, overlap=overlap) as (engine, graph_runners):
 
@@ -183,6 +189,23 @@ def test_ranks_generate_the_tokens_of_one(
     assert got.token_ids() == expected.token_ids()
     assert graph_runners[0].num_replayed > 0
     assert len({runner.num_replayed for runner in graph_runners}) == 1
+
+
+@pytest.mark.parametrize("name", ["awq", "ct-int8", "fp8-tensor"])
+def test_ranks_hold_quantised_weights(
+    name: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    """Rows are quantised on each rank by its own part of them, which changes no token here."""
+    path = tiny_checkpoints("llama", num_hidden_layers=1, num_attention_heads=4)
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    torch.manual_seed(0)
+    quantised, _ = quantise(path, tmp_path, small(SAMPLES[name]), linears)
+    requests = make_requests([1, 9, 30])
+
+    got, _ = run_ranks(quantised, requests, tp_size=2, held="stored")
+
+    expected = run_alone(quantised, requests, forward="eager", held="stored", **OPTIONS)
+    assert got.token_ids() == expected.token_ids()
 
 
 def test_rows_that_are_preempted(tiny_checkpoints: TinyCheckpoints) -> None:

@@ -21,7 +21,13 @@ from tests.kernels.quantised_weights import MAKERS, random_fp8, random_scales
 
 ROWS, TINY_ROWS = (1, 8, 64, 256, 4096), (3,)
 COMPARED_ROWS = 512  # at once
-BYTES = {"int8": 1.0, "fp8": 1.0, "fp8 blocks": 1.0, "int4 128": 0.5 + 3 / 128}
+BYTES = {
+    "int8": 1.0,
+    "int8 32": 1.0 + 3 / 32,
+    "fp8": 1.0,
+    "fp8 blocks": 1.0,
+    "int4 128": 0.5 + 3 / 128,
+}
 
 
 def plain_cases(model: str, config: dict[str, Any], *, tiny: bool) -> Iterator[KernelCase]:

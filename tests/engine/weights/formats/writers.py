@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -324,3 +324,20 @@ SAMPLES: Mapping[str, Sample] = {
         {"quant_method": "torchao"}, lambda o, i: torchao(o, i, is_float=True)
     ),
 }
+
+BLOCKS = Sample(
+    {**FP8, "weight_block_size": [128, 128]},
+    lambda o, i: float8(o, i, high=128, wide=128, ending="_scale_inv"),
+)
+
+
+def small(sample: Sample) -> Sample:
+    """Return a format whose weights are as small as a model's, so that logits are not extreme."""
+
+    def write(outputs: int, inputs: int) -> Written:
+        parts, plain = sample.write(outputs, inputs)
+        factor = 2.0 ** -(6 + plain.square().mean().sqrt().log2().ceil().int().item())
+        scales = {name: parts[name] * factor for name in parts if "scale" in name}
+        return parts | scales, plain * factor
+
+    return replace(sample, write=write)

@@ -12,6 +12,7 @@ from remora.kernels.quantised.quant_formats import (
     Fp8BlockWeight,
     Fp8Weight,
     Int4Weight,
+    Int8GroupWeight,
     Int8Weight,
     QuantisedWeight,
 )
@@ -24,6 +25,15 @@ BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.floa
 
 WEIGHTS: dict[str, QuantisedWeight] = {
     "int8": Int8Weight(values=empty(OUTPUTS, INPUTS, dtype=torch.int8), scales=empty(OUTPUTS)),
+    **{
+        f"int8 {size}": Int8GroupWeight(
+            values=empty(OUTPUTS, INPUTS, dtype=torch.uint8),
+            scales=empty(INPUTS // size, OUTPUTS, dtype=FP16),
+            zeros=empty(INPUTS // size, OUTPUTS, dtype=torch.uint8),
+            group_size=size,
+        )
+        for size in (32, 128)
+    },
     "fp8": Fp8Weight(values=empty(OUTPUTS, INPUTS, dtype=FP8), scales=empty(OUTPUTS)),
     "blocks": Fp8BlockWeight(
         values=empty(OUTPUTS, INPUTS, dtype=FP8), scales=empty(OUTPUTS // BLOCK, INPUTS // BLOCK)
@@ -49,6 +59,11 @@ LAUNCHES = {
     "int8 decode": partial(launch, "int8", DECODE),
     "int8 prefill": partial(launch, "int8", PREFILL),
     "int8 rows of many inputs": partial(quantise_int8, empty(1, 28672, dtype=FP16)),
+    "int8 of groups, decode": partial(launch, "int8 128", DECODE),
+    "int8 of groups, 64 rows": partial(launch, "int8 128", 64),
+    "int8 of groups, prefill": partial(launch, "int8 128", PREFILL),
+    "int8 of 32, prefill": partial(launch, "int8 32", PREFILL),
+    "int8 of 32, float32": partial(launch, "int8 32", DECODE, FP32),
     "fp8 decode": partial(launch, "fp8", DECODE),
     "fp8 32 rows": partial(launch, "fp8", 32),
     "fp8 64 rows": partial(launch, "fp8", 64),

@@ -1,0 +1,97 @@
+"""Engines with quantised weights in their layers on triton's kernels, which are interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remora.engine.types import SamplingParams
+from tests.conftest import TinyCheckpoints
+from tests.engine.graphs.device_runs import Rerun, Run, run
+from tests.engine.models.test_parity import make_prompts
+from tests.engine.weights.formats.checkpoints import quantise
+from tests.engine.weights.formats.writers import BLOCKS, SAMPLES, Sample, small
+from tests.kernels.gpu.devices import interpreted_only
+from tests.kernels.gpu.interpreter import quicken
+
+pytestmark = interpreted_only
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=0)
+REQUESTS = {str(number): (ids, GREEDY) for number, ids in enumerate(make_prompts([2, 9]))}
+SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
+# Weights of four bits are multiplied with rows as they are; the others with rows of 8 bits.
+EXACT, ROUNDED = 1e-4, 0.1
+CASES: dict[str, tuple[Sample, float]] = {
+    "awq": (SAMPLES["awq"], EXACT),
+    "gptq-act-order": (SAMPLES["gptq-act-order"], EXACT),
+    "gptq-8-bits": (SAMPLES["gptq-8-bits"], EXACT),
+    "ct-int8": (SAMPLES["ct-int8"], ROUNDED),
+    "fp8-tensor": (SAMPLES["fp8-tensor"], ROUNDED),
+    "ct-float8": (SAMPLES["ct-float8"], ROUNDED),
+    "fp8-blocks": (BLOCKS, ROUNDED),
+}
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let products with quantised weights on a CPU be triton's until `monkeypatch` undoes it."""
+    pytest.importorskip("triton")
+    quicken(monkeypatch)
+    for module in ("moe", "moe_routing", "quantised.linear_quant"):
+        monkeypatch.setattr(f"remora.kernels.{module}.by_triton", lambda device: True)
+    with np.errstate(all="ignore"):
+        yield monkeypatch
+
+
+def logprobs(made: Run) -> torch.Tensor:
+    return torch.tensor([value for values in made.logprobs().values() for value in values])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_those_of_the_torch_reference(
+    name: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path, interpreted: pytest.MonkeyPatch
+) -> None:
+    """In chunks and from graphs; log-probabilities are near the dequantised checkpoint's."""
+    sample, tolerance = CASES[name]
+    path = tiny_checkpoints("llama", **SIZES)
+    torch.manual_seed(0)
+    endings = tuple(name for name in LINEARS if name not in sample.settings.get("ignore", ()))
+    quantised, plain = quantise(path, tmp_path, small(sample), endings)
+    graph_runner = Rerun()
+    options: dict[str, Any] = {"max_running_requests": 2, "max_step_tokens": 6}
+
+    got = run(quantised, REQUESTS, graph_runner=graph_runner, held="stored", **options)
+    interpreted.undo()
+
+    same = run(quantised, REQUESTS, forward="eager", held="stored", **options)
+    assert graph_runner.num_replayed > 0
+    assert got.token_ids() == same.token_ids()
+    assert logprobs(got) == pytest.approx(logprobs(same), abs=1e-3)
+    exact = run(plain, REQUESTS, forward="eager", **options)
+    assert logprobs(got) == pytest.approx(logprobs(exact), abs=tolerance)
+    assert got.token_ids() == exact.token_ids()
+
+
+def test_experts_in_blocks(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, interpreted: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 1}
+    path = tiny_checkpoints("mixtral", **sizes)
+    torch.manual_seed(0)
+    quantised, plain = quantise(path, tmp_path, small(BLOCKS), (".w1", ".w2", ".w3"))
+    options: dict[str, Any] = {"max_running_requests": 2, "max_step_tokens": 6}
+
+    got = run(quantised, REQUESTS, graph_runner=Rerun(), held="stored", **options)
+    interpreted.undo()
+
+    same = run(quantised, REQUESTS, forward="eager", held="stored", **options)
+    assert got.token_ids() == same.token_ids()
+    assert logprobs(got) == pytest.approx(logprobs(same), abs=1e-3)
+    exact = run(plain, REQUESTS, forward="eager", **options)
+    assert logprobs(got) == pytest.approx(logprobs(exact), abs=ROUNDED)
