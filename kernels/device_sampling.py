@@ -9,11 +9,15 @@ Legend: R rows, V vocabulary, K of the top.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from remora.kernels import sampling
 from remora.kernels.dispatch import by_triton
+from remora.kernels.sampling import ALL_BANNED, NO_FAULT, NOT_FINITE
+
+SKIPPED = -1.0  # temperature of a row without a token
 
 
 def choose_on_device(
@@ -24,32 +28,38 @@ def choose_on_device(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Choose one id per row [R] int64; also return whether the row is good [R] bool.
+) -> Tensor:
+    """Choose one id per row; return the ids, and below them the rows' faults, [2, R] int64.
 
     logits:       [R, V] float32, each row contiguous; may be overwritten
-    temperature:  [R] float32; 0 = greedy
+    temperature:  [R] float32; 0 = greedy, below 0 = the row is skipped: id and fault are 0
     uniforms:     [R] float64 in [0, 1); not read for greedy rows
     top_k:        [R] int64; 0 = off
     top_p:        [R] float64; 1 = off
     min_p:        [R] float32; 0 = off
 
     Ids equal those of `sampling.choose` unless a uniform lies so close to the boundary of two
-    tokens that the rounding of sums decides. The id of a row that is not good is undefined.
+    tokens that the rounding of sums decides. A row with NaN or infinity is NOT_FINITE, and a row
+    of -inf only is ALL_BANNED; the id of such a row is any token's.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import sampling as kernels
 
         return kernels.choose(logits, temperature, uniforms, top_k, top_p, min_p)
-    chosen, good = sampling.choose(
+    heat = temperature.cpu().numpy()
+    ids, is_good = sampling.choose(
         logits,
-        temperature.cpu().numpy(),
+        heat,
         uniforms.cpu().numpy(),
         top_k=top_k.cpu().numpy(),
         top_p=top_p.cpu().numpy(),
         min_p=min_p.cpu().numpy(),
     )
-    return torch.from_numpy(chosen).to(logits.device), torch.from_numpy(good).to(logits.device)
+    chosen = np.stack((ids.clip(0, logits.shape[1] - 1), np.full_like(ids, NO_FAULT)))
+    for row in (~is_good).nonzero()[0].tolist():
+        chosen[1, row] = ALL_BANNED if bool(logits[row].isneginf().all()) else NOT_FINITE
+    chosen[:, heat < 0] = 0
+    return torch.from_numpy(chosen).to(logits.device)
 
 
 def token_logprobs_on_device(

@@ -27,6 +27,7 @@ from remora.kernels.grammar_mask import mask_tokens as mask_tokens
 BLOCK = 128
 # Candidates of a truncated row: 64, then 8 times as many until they suffice.
 FIRST_CANDIDATES, GROWTH = 64, 8
+NO_FAULT, NOT_FINITE, ALL_BANNED = 0, 1, 2  # of a row, as `device_sampling.py` tells them
 
 
 def greedy(logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

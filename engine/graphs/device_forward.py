@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,19 @@ from torch import Tensor
 
 from remora.configs.planning.graph_sizes import size_for
 from remora.engine.graphs.cuda_graphs import GraphRunner
+from remora.engine.graphs.decode_steps import decode_arrays, decode_shapes, split_decode
 from remora.engine.graphs.device_stream import DeviceStream
 from remora.engine.graphs.prompt_steps import PromptShape, prompt_shapes
-from remora.engine.graphs.staging import Arrays, PaddedArrays, Shape, Staging, room_for
+from remora.engine.graphs.staging import Arrays, Shape, Staging, room_for
+from remora.engine.graphs.step_sampling import StepSampling, choose_in_graph
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, HostPlanned, Model
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import NOTHING_GROWN, Int32Array, StepInputs, dummy_step
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
-from remora.kernels.row_tiles import RowTiles, cut_tiles, tile_size
+from remora.kernels.row_tiles import RowTiles, tile_size
 
-DUMP_SLOT = 0  # of the dump page
 MAX_GROWN = 2**14  # entries of page tables per upload
 INT64, INT32, DOUBLE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float64)
 
@@ -53,10 +54,14 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """Final hidden states [T, hidden_size] and logits [R, vocab_size]."""
+    """Final hidden states [T, hidden_size] and logits [R, vocab_size].
+
+    chosen:  tokens, as by `choose_on_device`; None = there is no graph, or another rank has logits
+    """
 
     hidden: Tensor
     logits: Tensor
+    chosen: Tensor | None = None
 
 
 class DeviceForward:
@@ -64,7 +69,7 @@ class DeviceForward:
 
     The last line of its tables belongs to padding rows of graphs; the others are rows.
 
-    staging:  of the step's one upload; what sampling needs may ride with it
+    sampling:  of its steps; a graph chooses the tokens of rows that need nothing after the logits
     """
 
     def __init__(
@@ -82,7 +87,8 @@ class DeviceForward:
         self._window_tables = torch.full_like(self._tables, DUMP_PAGE) if limits.windowed else None
         self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
         self._starts = torch.arange(num_lines + 1, dtype=torch.int32, device=device)
-        self.staging = Staging(stream, room_for(_largest_arrays(limits)))
+        self._staging = Staging(stream, room_for(_largest_arrays(limits)))
+        self.sampling = StepSampling(self._staging)
         self._alone = Staging(stream, room_for([Shape((4, MAX_GROWN), INT32)]))
         self._sampled_lines: Tensor | None = None
         self._graphs: dict[tuple[int, bool], Callable[[], PassOutput]] = {}
@@ -177,6 +183,7 @@ class DeviceForward:
         self._adapters = inputs.adapters
         made = self._replay(inputs) or self._launch(inputs)
         self._hidden = made.hidden
+        self.sampling.end(made.logits, made.chosen)
         return made.logits
 
     @torch.inference_mode()
@@ -190,6 +197,8 @@ class DeviceForward:
     def set_last_tokens(self, token_ids: Tensor) -> None:
         """Keep the newest token of each row of the latest step that had logits."""
         assert self._sampled_lines is not None, "no step has run"
+        if token_ids is self.sampling.tokens:
+            return  # the graph has kept them
         self._newest.index_copy_(0, self._sampled_lines, token_ids.to(self._device))
 
     def hidden(self, first: int, last: int) -> Tensor:
@@ -245,7 +254,7 @@ class DeviceForward:
         ]
         if inputs.windows is not None:
             arrays.append(inputs.windows.slots)
-        uploaded, window_slots = _split(self.staging.upload(arrays), 9)
+        uploaded, window_slots = _split(self._staging.upload(arrays), 9)
         entries, token_ids, positions, slots, lines, logit_index, sampled, starts, lengths = (
             uploaded
         )
@@ -313,7 +322,7 @@ class DeviceForward:
         made = replay()
         if logit_index is None:
             self._sampled_lines = lines[:num_rows]
-            return PassOutput(made.hidden, made.logits[:num_rows])
+            return PassOutput(made.hidden, made.logits[:num_rows], made.chosen)
         self._sampled_lines = lines.index_select(0, logit_index)
         return PassOutput(made.hidden, made.logits.index_select(0, logit_index))
 
@@ -324,29 +333,21 @@ class DeviceForward:
 
         Returns the lines [size], and `logit_index` unless every row has logits.
         """
-        num_rows, padding = len(inputs.rows), self._limits.max_rows
-        grown = self._grow_ahead(inputs.grown, size)
-        arrays: PaddedArrays = [
-            (inputs.token_ids, 0),
-            (inputs.positions, 0),
-            (inputs.slots, DUMP_SLOT),
-            (inputs.rows, padding),
-            (inputs.lengths, 1),
-            (grown[0], padding),  # padding entries write the dump page to the dump line
-            (grown[1], 0),
-            (grown[2], DUMP_PAGE),
-            (grown[3], DUMP_PAGE),
-        ]
-        if inputs.windows is not None:
-            arrays.append((inputs.windows.slots, DUMP_SLOT))
-        if adapted:
-            arrays += [(each, 0) for each in cut_tiles(inputs.adapters, tile_size(size))]
-        shapes = _shapes_of(size, adapted, self._limits.windowed)
+        num_rows = len(inputs.rows)
         all_sampled = len(inputs.logit_index) == num_rows
+        arrays = decode_arrays(
+            inputs,
+            self._grow_ahead(inputs.grown, size),
+            self.sampling.begin(num_rows if all_sampled else None),
+            size=size,
+            line=self._limits.max_rows,
+            adapted=adapted,
+        )
+        shapes = decode_shapes(size, adapted, self._limits.windowed)
         if not all_sampled:
             arrays.append((inputs.logit_index, 0))
             shapes = [*shapes, Shape(inputs.logit_index.shape, INT64)]
-        uploaded = self.staging.upload_padded(shapes, arrays)
+        uploaded = self._staging.upload_padded(shapes, arrays)
         return uploaded[3], None if all_sampled else uploaded[-1]
 
     def _decode_into(self, results: PassOutput, size: int, adapted: bool) -> PassOutput:
@@ -355,15 +356,15 @@ class DeviceForward:
         hidden, logits = results.hidden[:size], results.logits[:size]
         hidden.copy_(made.hidden)
         logits.copy_(made.logits)
-        return PassOutput(hidden, logits)
+        return PassOutput(hidden, logits, made.chosen)
 
     def _run_decode(self, size: int, adapted: bool) -> PassOutput:
-        """Run a step of padded rows whose arrays are uploaded."""
+        """Run a step of padded rows whose arrays are uploaded, and choose its tokens."""
         windowed = self._limits.windowed
-        views = self.staging.views(_shapes_of(size, adapted, windowed))
-        token_ids, positions, slots, lines, lengths, *others = views
-        self._write_grown(*others[:4])
-        window_slots, tiles = _split(others[4:], windowed)
+        views = self._staging.views(decode_shapes(size, adapted, windowed))
+        own, grown, params, window_slots, tiles = split_decode(views, windowed)
+        token_ids, positions, slots, lines, lengths = own
+        self._write_grown(*grown)
         groups = NO_GROUPS
         if tiles:
             rows, ranges = tiles
@@ -383,7 +384,12 @@ class DeviceForward:
         )
         batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
-        return PassOutput(hidden, self._model.logits(hidden, groups))
+        logits = self._model.logits(hidden, groups)
+        if len(logits) == 0:  # rank 0 has them
+            return PassOutput(hidden, logits)
+        chosen = choose_in_graph(logits, params)
+        self._newest.index_copy_(0, lines, chosen[0])
+        return PassOutput(hidden, logits, chosen)
 
     def _replay_prompts(self, inputs: StepInputs) -> PassOutput | None:
         num_tokens, adapted = inputs.num_tokens, bool(inputs.adapters.any())
@@ -410,7 +416,7 @@ class DeviceForward:
             line=self._limits.max_rows,
             adapted=adapted,
         )
-        uploaded = self.staging.upload_padded(shape.shapes(adapted), arrays)
+        uploaded = self._staging.upload_padded(shape.shapes(adapted), arrays)
         count, first = len(inputs.logit_index), 6 + self._limits.windowed
         return uploaded[first][:count], uploaded[first + 1][:count]
 
@@ -420,7 +426,7 @@ class DeviceForward:
 
     def _run_prompts(self, shape: PromptShape, adapted: bool) -> Tensor:
         """Run a step with prompts whose arrays are uploaded; returns hidden states."""
-        views = self.staging.views(shape.shapes(adapted))
+        views = self._staging.views(shape.shapes(adapted))
         (token_ids, positions, slots), others = views[:3], views[3:]
         window_slots, others = _split(others, self._limits.windowed)
         lines, lengths, starts, _, _, *others = others
@@ -449,21 +455,6 @@ class DeviceForward:
 def _sampled_lines(inputs: StepInputs) -> npt.NDArray[np.int64]:
     """Return the lines of the rows whose tokens have logits."""
     return inputs.rows[np.searchsorted(inputs.starts, inputs.logit_index, side="right") - 1]
-
-
-@cache
-def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
-    """Return the shapes of a decode step's arrays."""
-    shapes = [
-        *(Shape((size,), INT64) for _ in range(4)),
-        Shape((size,), INT32),
-        *(Shape((size,), INT64) for _ in range(2)),  # places in tables index without a conversion
-        *(Shape((size,), INT32) for _ in range(2)),
-        *(Shape((size,), INT64) for _ in range(windowed)),
-    ]
-    if adapted:
-        shapes += [Shape((size,), INT32), Shape((size, 3), INT32)]
-    return shapes
 
 
 def _split(tensors: list[Tensor], at: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -30,7 +30,7 @@ _DTYPES = {
 }
 
 Arrays = list[npt.NDArray[Any]]
-PaddedArrays = list[tuple[npt.NDArray[Any], int]]  # each with the value of its padding
+PaddedArrays = list[tuple[npt.NDArray[Any], float]]  # each with the value of its padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,13 +129,13 @@ def split_options(how: DevicePlan) -> dict[str, Any]:
 def make_token_sampler(plan: EnginePlan, forward: DeviceForward | None = None) -> TokenSampler:
     """Make the token sampler for logits of the plan's device.
 
-    forward:  with whose uploads parameters ride
+    forward:  whose graphs may choose tokens, and with whose uploads parameters ride
     """
     if plan.on_device.attention_backend == "torch":
         return HostTokenSampler(sampling_kernels)
     stream = stream_of(torch.device(plan.device))
-    staging = None if forward is None else forward.staging
-    return DeviceTokenSampler(stream, plan.max_running_requests, staging)
+    step = None if forward is None else forward.sampling
+    return DeviceTokenSampler(stream, plan.max_running_requests, step)
 
 
 def compile_model(

@@ -93,6 +93,10 @@ class RowMasks:
         self._constraints.pop(row, None)
         self._failed.pop(row, None)
 
+    def holds(self, row: int) -> bool:
+        """Return whether the row has a constraint, or had one that failed."""
+        return row in self._constraints or row in self._failed
+
     def begin(self, rows: IntArray) -> None:
         """Begin to fill the masks of rows [R] to be sampled; `take` must follow."""
         self._begun = self._fill(rows) if self._constraints or self._failed else None

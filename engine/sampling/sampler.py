@@ -135,6 +135,7 @@ class Sampler:
         self._min_p = np.zeros(max_rows, np.float32)
         self._seeds = np.zeros(max_rows, np.uint64)
         self._num_outputs = np.zeros(max_rows, np.int64)
+        self._is_plain = np.zeros(max_rows, np.bool_)  # logits are neither edited nor described
         self._prepared: tuple[IntArray | None, Draws | None] = (None, None)
         self._edits: dict[int, RowEdits] = {}
         self._processors = processors
@@ -169,6 +170,12 @@ class Sampler:
         if sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
         self._masks.add_row(init)
+        self._is_plain[row] = not (
+            row in self._edits
+            or row in self._processed
+            or row in self._num_logprobs
+            or self._masks.holds(row)
+        )
 
     def drop_row(self, row: int) -> None:
         """Forget a row; dropping an unknown one is harmless."""
@@ -184,7 +191,7 @@ class Sampler:
     def prepare(self, rows: IntArray) -> None:
         """Compute the draw parameters of the next `choose`, whose rows these are."""
         self._prepared = rows, self._draws(rows)
-        self.token_sampler.prepare(self._prepared[1])
+        self.token_sampler.prepare(self._prepared[1], is_plain=bool(self._is_plain[rows].all()))
 
     def close(self) -> None:
         """End the thread, if there is one."""

@@ -100,8 +100,11 @@ class TokenSampler(Protocol):
 
     kernels: SamplingKernels
 
-    def prepare(self, draws: Draws | None) -> None:
-        """Announce the parameters of the next `choose`, before the forward pass of its logits."""
+    def prepare(self, draws: Draws | None, *, is_plain: bool) -> None:
+        """Announce the parameters of the next `choose`, before the forward pass of its logits.
+
+        is_plain:  whether these logits will be neither edited nor described
+        """
 
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Choose one token for each line of logits [R, V], which may be overwritten.
@@ -124,7 +127,7 @@ class HostTokenSampler:
     def __init__(self, kernels: SamplingKernels) -> None:
         self.kernels = kernels
 
-    def prepare(self, draws: Draws | None) -> None:
+    def prepare(self, draws: Draws | None, *, is_plain: bool) -> None:
         """Do nothing: the parameters are on the host already."""
 
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:

@@ -48,7 +48,7 @@ def summarise(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tenso
     """Return the greatest logit and the mass of each block [R, S * SEGMENT / BLOCK] float32.
 
     logits:       [R, V] float32, each row contiguous
-    temperature:  [R] float32; no mass where it is 0; None = 1 everywhere
+    temperature:  [R] float32; no mass where it is 0, nothing where it is below 0; None = 1
 
     The mass is the sum of exp((logit - greatest) / temperature). A block with a NaN is a NaN.
     """
@@ -126,6 +126,9 @@ def summarise_kernel(
 ) -> None:
     """Program (row, segment)."""
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    heat = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
+    if heat < 0:
+        return
     block_B = segment * BLOCKS + tl.arange(0, BLOCKS)
     id_BE = block_B[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x_BE = tl.load(logits + row * stride + id_BE, mask=id_BE < vocab_size, other=float("-inf"))
@@ -134,7 +137,6 @@ def summarise_kernel(
     best_B = tl.max(tl.where(is_nan_BE, float("-inf"), x_BE), 1)
     at_B = row * tl.num_programs(1) * BLOCKS + block_B
     tl.store(maxima + at_B, tl.where(is_nan_B, float("nan"), best_B))
-    heat = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
     if heat > 0:
         top_B = tl.div_rn(best_B, heat)
         distance_BE = tl.div_rn(x_BE, heat) - top_B[:, None]

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from remora.kernels import sampling
 from remora.kernels.gpu.candidates import (
     BLOCK,
     ROW_OPTIONS,
@@ -39,6 +40,10 @@ from remora.kernels.gpu.candidates import (
     tile_shape,
 )
 
+NO_FAULT = tl.constexpr(sampling.NO_FAULT)
+NOT_FINITE = tl.constexpr(sampling.NOT_FINITE)
+ALL_BANNED = tl.constexpr(sampling.ALL_BANNED)
+
 
 def choose(
     logits: Tensor,
@@ -47,14 +52,13 @@ def choose(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Do what `choose_on_device` does; logits are not changed."""
     num_rows, vocab_size = logits.shape
     device = logits.device
-    ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-    is_good = torch.empty(num_rows, dtype=torch.bool, device=device)
+    chosen = torch.empty((2, num_rows), dtype=torch.int64, device=device)
     if num_rows == 0:
-        return ids, is_good
+        return chosen
     maxima, masses = summarise(logits, temperature)
     bests = torch.empty(num_rows, dtype=torch.float32, device=device)
     totals = torch.empty(num_rows, dtype=torch.float64, device=device)
@@ -64,8 +68,7 @@ def choose(
         *rows,
         maxima,
         masses,
-        ids,
-        is_good,
+        chosen,
         bests,
         totals,
         bounds,
@@ -84,13 +87,13 @@ def choose(
         bounds,
         offsets,
         counts,
-        ids,
+        chosen,
         num_segments(vocab_size),
         logits.stride(0),
         **tile_shape(logits),
         **TILE_OPTIONS,
     )
-    return ids, is_good
+    return chosen
 
 
 @triton.jit
@@ -104,7 +107,6 @@ def bound_kernel(
     maxima: tl.tensor,
     masses: tl.tensor,
     ids: tl.tensor,
-    is_good: tl.tensor,
     bests: tl.tensor,
     totals: tl.tensor,
     bounds: tl.tensor,
@@ -114,28 +116,34 @@ def bound_kernel(
     BLOCKS: tl.constexpr,
     E: tl.constexpr,
 ) -> None:
-    """Program (row). An infinite bound marks a finished row."""
+    """Program (row). An infinite bound marks a finished row.
+
+    ids:  of all rows, followed by their faults
+    """
     row = tl.program_id(0).to(tl.int64)
+    faults = ids + tl.num_programs(0)
+    heat = tl.load(temperature + row)
+    if heat < 0:
+        tl.store(ids + row, 0)
+        tl.store(faults + row, 0)
+        tl.store(bounds + row, float("inf"))
+        return
     logits += row * stride
     block_B = tl.arange(0, BLOCKS)
     at_B = row * num_blocks + block_B
     is_block_B = block_B < num_blocks
     best_B = tl.load(maxima + at_B, mask=is_block_B, other=float("-inf"))
-    is_nan_B = best_B != best_B
-    has_nan = tl.max(is_nan_B.to(tl.int32), 0) > 0
-    best = tl.max(tl.where(is_nan_B, float("-inf"), best_B), 0)
-    good = (best > float("-inf")) & (best < float("inf")) & (not has_nan)
-    tl.store(is_good + row, good)
+    best, fault = _best_of(best_B)
+    tl.store(faults + row, fault)
     block = tl.min(tl.where(best_B == best, block_B, BLOCKS - 1), 0)
     id_E = block * E + tl.arange(0, E)
     x_E = tl.load(logits + id_E, mask=id_E < vocab_size, other=float("-inf"))
     # Stay within the vocabulary even for rows without a maximum (NaN).
     chosen = tl.minimum(tl.min(tl.where(x_E == best, id_E, vocab_size), 0), vocab_size - 1)
     bound = tl.full([], float("inf"), tl.float32)
-    heat = tl.load(temperature + row)
     top = tl.div_rn(best, heat)
     # A temperature so low that scaled logits overflow counts as greedy.
-    if good & (heat > 0) & (top < float("inf")):
+    if (fault == NO_FAULT) & (heat > 0) & (top < float("inf")):
         top_B = tl.div_rn(best_B, heat)
         share_B = tl.where(best_B > float("-inf"), tl.exp(top_B - top), 0.0)
         mass_B = tl.load(masses + at_B, mask=is_block_B, other=0.0).to(tl.float64) * share_B
@@ -157,6 +165,16 @@ def bound_kernel(
             tl.store(totals + row, total)
     tl.store(ids + row, chosen)
     tl.store(bounds + row, bound)
+
+
+@triton.jit
+def _best_of(best_B: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Return a row's greatest logit, NaN aside, and its fault."""
+    is_nan_B = best_B != best_B
+    best = tl.max(tl.where(is_nan_B, float("-inf"), best_B), 0)
+    fault = tl.where(best < float("inf"), NO_FAULT, NOT_FINITE)
+    fault = tl.where(best > float("-inf"), fault, ALL_BANNED)
+    return best, tl.where(tl.max(is_nan_B.to(tl.int32), 0) > 0, NOT_FINITE, fault)
 
 
 @triton.jit

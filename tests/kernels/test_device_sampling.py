@@ -10,6 +10,7 @@ import torch
 from remora.kernels import sampling
 from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_device
 from remora.kernels.grammar_mask import mask_tokens, mask_tokens_on_device
+from remora.kernels.sampling import NO_FAULT, NOT_FINITE
 
 
 def test_tokens_are_chosen_by_the_torch_code() -> None:
@@ -26,10 +27,10 @@ def test_tokens_are_chosen_by_the_torch_code() -> None:
     expected, _ = sampling.choose(logits.clone(), **params)
 
     on_device = {name: torch.from_numpy(values) for name, values in params.items()}
-    ids, is_good = choose_on_device(logits, **on_device)
+    ids, faults = choose_on_device(logits, **on_device)
 
     assert ids[:2].tolist() == expected[:2].tolist()
-    assert is_good.tolist() == [True, True, False]
+    assert faults.tolist() == [NO_FAULT, NO_FAULT, NOT_FINITE]
 
 
 def test_tokens_are_described_by_the_torch_code() -> None:

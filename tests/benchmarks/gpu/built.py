@@ -204,6 +204,7 @@ def launched(built: Built, steps: list[StepInputs]) -> float:
             if is_cuda:
                 torch.cuda.synchronize()
             started = time.perf_counter()
+        built.token_sampler.prepare(None, is_plain=True)
         chosen = built.token_sampler.choose(built.forward.forward(inputs), None)
         built.forward.set_last_tokens(chosen.token_ids)
         before.append(chosen)

@@ -160,8 +160,8 @@ def run(
         if graph_runner is not None:
             capture(by_itself, plan, graph_runner, show_progress=False)
         if forward == "device":
-            staging = by_itself.staging
-            sampler.token_sampler = DeviceTokenSampler(stream_of(device), rows, staging)
+            step = by_itself.sampling
+            sampler.token_sampler = DeviceTokenSampler(stream_of(device), rows, step)
         runner = LocalRunner(by_itself, sampler, table, adapters=pool, device_tokens=by_itself)
     engine = Engine(
         plan,

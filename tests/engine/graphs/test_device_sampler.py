@@ -35,7 +35,7 @@ def test_tokens_and_their_probabilities_are_the_hosts(
     logits = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     draws = None if greedy else make_draws(num_rows, seed)
     lines = np.arange(0, num_rows, 2)
-    on_device, on_host = DeviceTokenSampler(CPU, 6), HostTokenSampler(sampling_kernels)
+    on_device, on_host = DeviceTokenSampler(CPU, 6, None), HostTokenSampler(sampling_kernels)
     raw = logits[torch.from_numpy(lines)].clone()
 
     chosen = on_device.choose(logits.clone(), draws)
@@ -57,7 +57,7 @@ def test_lines_without_a_token_say_why() -> None:
     logits[2, 5] = torch.nan
     logits[3, 5] = torch.inf
 
-    _, faults = DeviceTokenSampler(CPU, 4).choose(logits, None).take()
+    _, faults = DeviceTokenSampler(CPU, 4, None).choose(logits, None).take()
 
     assert faults == {1: NO_TOKEN_LEFT, 2: NOT_FINITE, 3: NOT_FINITE}
     assert HostTokenSampler(sampling_kernels).choose(logits, None).take()[1] == faults

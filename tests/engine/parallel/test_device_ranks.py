@@ -115,7 +115,9 @@ def device_ranks(
             max_rows=plan.max_running_requests,
             vocab_size=model.vocab_size,
             eos_token_ids=(),
-            token_sampler=DeviceTokenSampler(stream_of(CPU), plan.max_running_requests),
+            token_sampler=DeviceTokenSampler(
+                stream_of(CPU), plan.max_running_requests, made[0][0].sampling
+            ),
         )
         runner = LocalRunner(
             made[0][0], sampler, make_table(plan), followers, groups[0], device_tokens=shared[0]

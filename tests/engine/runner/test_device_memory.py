@@ -109,7 +109,7 @@ def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
 
 def test_whatever_a_request_may_ask_of_its_logits_is_warmed_up() -> None:
     names = ["add_at", "penalize", "mask_tokens"]
-    token_sampler = DeviceTokenSampler(HostStream(torch.device("cpu")), 1)
+    token_sampler = DeviceTokenSampler(HostStream(torch.device("cpu")), 1, None)
 
     with ExitStack() as opened:
         places: list[tuple[Any, str]] = [(sampling, name) for name in names]

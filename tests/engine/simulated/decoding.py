@@ -81,12 +81,13 @@ class Simulation:
         )
         forward = DeviceForward(SimulatedModel(device), _no_attention(), limits, device)
         sizes = prompt_sizes(plan.max_step_tokens) if captures_prompts else ()
-        forward.capture(device, graph_sizes(most=num_rows), prompt_sizes=sizes)
+        with device.choosing():
+            forward.capture(device, graph_sizes(most=num_rows), prompt_sizes=sizes)
         sampler = Sampler(
             max_rows=num_rows,
             vocab_size=VOCAB,
             eos_token_ids=(0,),
-            token_sampler=DeviceTokenSampler(device, num_rows, forward.staging),
+            token_sampler=DeviceTokenSampler(device, num_rows, forward.sampling),
         )
         table = InputBatch(
             max_rows=num_rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size

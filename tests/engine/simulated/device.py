@@ -20,10 +20,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from remora.engine.graphs import device_sampler
+from remora.engine.graphs import device_sampler, step_sampling
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.batch import ForwardBatch
 from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.sampling import NO_FAULT
 from tests.engine.simulated.roofline import Roofline
 
 T = TypeVar("T")
@@ -205,19 +206,20 @@ class SimulatedDevice:
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """Replace the kernels that choose tokens."""
-        ids = torch.ones(4096, dtype=torch.int64)
-        good = torch.ones(4096, dtype=torch.bool)
+        made = torch.tensor([[1], [NO_FAULT]]).expand(2, 4096).contiguous()
         num_launches = int(self.roofline.figures["nodes"]["sampling"])
 
-        def choose(logits: Tensor, *_: Tensor, **__: Tensor) -> tuple[Tensor, Tensor]:
+        def choose(logits: Tensor, *_: Tensor, **__: Tensor) -> Tensor:
             started = self.clock.source()
             num_rows = len(logits)
             self.launch(num_launches, self.roofline.sampling_s(num_rows))
-            made = ids[:num_rows], good[:num_rows]
             self.clock.leave_out(started)
-            return made
+            return made[:, :num_rows]
 
-        with patch.object(device_sampler, "choose_on_device", choose):
+        with (
+            patch.object(device_sampler, "choose_on_device", choose),
+            patch.object(step_sampling, "choose_on_device", choose),
+        ):
             yield
 
 

@@ -89,6 +89,23 @@ def test_a_step_uploads_once_and_waits_once(sampling: dict[str, Any]) -> None:
     assert last.num_waits - first.num_waits <= len(marks) - 1
 
 
+@pytest.mark.parametrize(("sampling", "num_launches"), [({}, 3), ({"presence_penalty": 0.5}, 8)])
+def test_a_step_of_plain_rows_is_an_upload_a_graph_and_a_copy(
+    sampling: dict[str, Any], num_launches: int
+) -> None:
+    """A penalty is one kernel on a GPU, which the simulated device does not count."""
+    simulation = Simulation.of(QWEN3_06B, 8)
+    simulation.add_requests(8, 100, **DRAWN, **sampling)
+    with simulation.device.choosing():
+        while len(simulation.device.marks) < 3:
+            simulation.engine.step()
+        before = simulation.device.num_launches
+        for _ in range(20):
+            simulation.engine.step()
+
+    assert simulation.device.num_launches - before == 20 * num_launches
+
+
 def launches_per_step(*, captures_prompts: bool) -> float:
     simulation = Simulation.of(QWEN3_06B, 8, chunk_tokens=64, captures_prompts=captures_prompts)
     return simulation.extend(8, 40, **GREEDY).num_launches

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels import sampling
-from remora.kernels.device_sampling import choose_on_device
+from remora.kernels.device_sampling import SKIPPED, choose_on_device
+from remora.kernels.sampling import ALL_BANNED, NO_FAULT, NOT_FINITE
 from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned_memory
 from tests.kernels.test_sampling import choose as choose_in_torch
 from tests.kernels.test_sampling import make_logits
@@ -36,7 +37,7 @@ class Row:
     min_p: float = 0.0
 
 
-def choose(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
+def choose(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[int]]:
     """Choose with kernels, and see that logits stay as they are."""
     before = logits.clone()
 
@@ -45,7 +46,7 @@ def choose(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
     with poisoned_memory():
-        ids, is_good = choose_on_device(
+        ids, faults = choose_on_device(
             logits,
             column("temperature", torch.float32),
             column("uniform", torch.float64),
@@ -56,8 +57,7 @@ def choose(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[bool]]:
 
     assert logits.equal(before) or bool(logits.isnan().any())
     assert ids.dtype == torch.int64
-    assert is_good.dtype == torch.bool
-    return ids.tolist(), is_good.tolist()
+    return ids.tolist(), faults.tolist()
 
 
 def kept_probs(
@@ -122,9 +122,9 @@ def test_every_row_gets_the_token_of_its_own_uniform_and_filters(
         [make_logits(seed + place, vocab_size, step, spread) for place in range(len(rows))]
     )
 
-    ids, is_good = choose(torch.from_numpy(logits), rows)
+    ids, faults = choose(torch.from_numpy(logits), rows)
 
-    assert all(is_good)
+    assert not any(faults)
     for line, row, token_id in zip(logits, rows, ids, strict=True):
         check_row(line, row, token_id)
 
@@ -154,9 +154,9 @@ def test_edges_of_what_a_row_may_ask_for(device: str, kind: str) -> None:
     spread = {"peaked": 4.0, "flat": 0.05, "equal": 0.0}[kind]
     logits = np.stack([make_logits(3, 2500, 1e-4, spread)] * len(EDGES))
 
-    ids, is_good = choose(torch.from_numpy(logits).to(device), list(EDGES.values()))
+    ids, faults = choose(torch.from_numpy(logits).to(device), list(EDGES.values()))
 
-    assert all(is_good)
+    assert not any(faults)
     for line, row, token_id in zip(logits, EDGES.values(), ids, strict=True):
         check_row(line, row, token_id)
 
@@ -208,7 +208,7 @@ def test_banned_tokens_are_never_drawn(device: str, row: Row) -> None:
     logits = torch.full((1, 5000), float("-inf"), device=device)
     logits[0, 4097] = -3.0
 
-    assert choose(logits, [row]) == ([4097], [True])
+    assert choose(logits, [row]) == ([4097], [NO_FAULT])
 
 
 @pytest.mark.parametrize("row", [Row(temperature=0.0), Row(uniform=0.5), Row(top_k=5, top_p=0.5)])
@@ -220,11 +220,24 @@ def test_rows_that_are_not_good_are_told_and_harm_no_others(device: str, row: Ro
     logits[2] = float("-inf")
     logits[4] = float("nan")
 
-    ids, is_good = choose(logits, [row] * 5)
+    ids, faults = choose(logits, [row] * 5)
 
-    assert is_good == [False, False, False, True, False]
+    assert faults == [NOT_FINITE, NOT_FINITE, ALL_BANNED, NO_FAULT, NOT_FINITE]
     assert ids[3] == 2100
     assert all(0 <= token_id < 2200 for token_id in ids)
+
+
+def test_skipped_rows_are_not_read(device: str) -> None:
+    logits = torch.full((3, 2200), float("nan"), device=device)
+    logits[1] = 0
+    logits[1, 2100] = 50.0
+
+    skipped = Row(temperature=SKIPPED, uniform=0.5, top_k=5, top_p=0.5)
+
+    assert choose(logits, [skipped, Row(uniform=0.5, top_k=3), skipped]) == (
+        [0, 2100, 0],
+        [NO_FAULT] * 3,
+    )
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: str) -> None:

@@ -134,7 +134,7 @@ def sampling() -> list[Tensor]:
         "min_p": torch.tensor([0, 0, 0, 0, 0.05, 0]),
     }
     heat = torch.tensor([0.0, 1, 1, 0.8, 1, 3])
-    ids, is_good = choose_on_device(logits, heat, torch.rand(num_rows).double(), **filters)
+    ids, faults = choose_on_device(logits, heat, torch.rand(num_rows).double(), **filters)
     described = token_logprobs_on_device(logits, ids, 7)
     lines = torch.tensor([4, -1, 0])
     mask_tokens_on_device(logits, lines, torch.randint(-(2**31), 2**31, (3, 141)).int())
@@ -144,7 +144,7 @@ def sampling() -> list[Tensor]:
     add_at(logits, *at, amounts)
     penalties = {"repetition": amounts + 1, "presence": amounts, "frequency": amounts}
     penalize(logits, *at, amounts.round(), **penalties)
-    return [ids, is_good, *described, logits]
+    return [ids, faults, *described, logits]
 
 
 CASES: dict[str, Callable[[], list[Tensor]]] = {

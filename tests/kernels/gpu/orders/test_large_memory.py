@@ -173,7 +173,7 @@ def sampled(first_row: int) -> list[Tensor]:
         return torch.full((num_rows,), value, dtype=dtype)
 
     with watched(last_rows):
-        ids, is_good = choose_on_device(
+        ids, faults = choose_on_device(
             logits,
             column(1, torch.float32),
             column(0.7, torch.float64),
@@ -182,7 +182,7 @@ def sampled(first_row: int) -> list[Tensor]:
             min_p=column(0, torch.float32),
         )
         described = token_logprobs_on_device(logits, ids, 3)
-    return [logits[-2:].nan_to_num(), *(each[-2:] for each in (ids, is_good, *described))]
+    return [logits[-2:].nan_to_num(), *(each[-2:] for each in (ids, faults, *described))]
 
 
 def test_the_last_of_many_rows_of_logits() -> None:
