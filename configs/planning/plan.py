@@ -12,11 +12,7 @@ from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
-from remora.configs.planning.device_plan import (
-    ONE_BY_ONE,
-    DevicePlan,
-    plan_device,
-)
+from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
 from remora.configs.planning.kv_format import DTYPE_BYTES, kv_bytes_per_token, pick_kv_dtype
@@ -178,8 +174,7 @@ def make_plan(
         check_fallback(config)
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
-    _check_ranks(config, device)
-    _check_new_weights(config, device)
+    _check_device(config, device)
     stored = [] if config.model.load_format == "dummy" else list(model.stored)
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
@@ -422,6 +417,11 @@ def _adapter_bytes(
     tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
     elements = update_elements(model, slots.targets, tp_size=tp_size, pp_size=pp_size)
     return slots.num_slots * slots.max_rank * elements * DTYPE_BYTES[dtype]
+
+
+def _check_device(config: ServeConfig, device: str) -> None:
+    _check_ranks(config, device)
+    _check_new_weights(config, device)
 
 
 def _check_ranks(config: ServeConfig, device: str) -> None:

@@ -90,7 +90,7 @@ class StepProgramBuilder:
         self._shape = shape
         self._format, self._head_format = layer_format, head_format
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
-        self._weight_bytes = 0  # of those that `Products` does not pack
+        self._weight_bytes = 0  # without the weights that `Products` packs
         self._arena = Arena()
         batch = Batch(
             max_tokens=shape.max_tokens,

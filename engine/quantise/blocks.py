@@ -164,17 +164,20 @@ def _embed(config: DecoderConfig, tables: Mapping[str, Tensor], batch: ForwardBa
 def _make_attention(config: DecoderConfig, batches: Sequence[ForwardBatch]) -> AttentionBackend:
     num_pages = max(int(batch.tables.max()) for batch in batches)
     latent = config.attention.latent
-    sizes = {"num_layers": 1, "num_pages": num_pages, "page_size": PAGE_SIZE}
     if latent is not None:
         return PagedLatents(
-            **sizes,
+            num_layers=1,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
             row_size=latent.size + latent.rotary_size,
             latent_size=latent.size,
             dtype=EXACT,
             device="cpu",
         )
     return TorchAttention(
-        **sizes,
+        num_layers=1,
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=EXACT,

@@ -53,9 +53,9 @@ def test_weights_that_torch_computes_are_counted_dequantised(sections: dict[str,
 
 
 def test_weights_are_not_rounded_twice() -> None:
-    int8 = {"model": {"quantization": "int8"}}
+    int8 = {"quantization": "int8"}
 
-    found = refusal(facts=make_model(stored=(stored(),)), **int8)
+    found = refusal(facts=make_model(stored=(stored(),)), model=int8)
 
     assert "quantised already (awq 4 bits, groups of 128)" in found
-    assert plan(facts=make_model(stored=(stored(is_native=False),)), **int8).weight_bytes > 0
+    assert plan(facts=make_model(stored=(stored(is_native=False),)), model=int8).weight_bytes > 0

@@ -14,7 +14,7 @@ from tests.engine.quantise.cases import SCHEMES, some_weight
 
 def min_max_grid(weight: Tensor, scheme: Scheme) -> Grid:
     """Return the grid of each group's full range."""
-    grouped = weight.unflatten(1, (-1, scheme.group_size))
+    grouped = weight.view(len(weight), -1, scheme.group_size)
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     if scheme.symmetric:
         scales = torch.maximum(-low / scheme.middle, high / (scheme.middle - 1))
@@ -47,7 +47,7 @@ def test_no_group_is_worse_than_with_its_full_range(
     )
 
     of_searched, of_plain = (
-        ((each - weight).square() * factors).unflatten(1, (num_groups, -1)).sum(-1)
+        ((each - weight).square() * factors).view(len(weight), num_groups, -1).sum(-1)
         for each in (searched, plain)
     )
     assert (of_searched <= of_plain * (1 + 1e-4)).all()

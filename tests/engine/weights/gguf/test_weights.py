@@ -245,7 +245,8 @@ def test_blocks_that_are_a_kind_are_taken_as_stored(
         data: npt.NDArray[np.float32], of_type: gguf.GGMLQuantizationType
     ) -> npt.NDArray[np.generic]:
         if of_type is not q4_k:  # the library does not write K-quants
-            return quantize(data, of_type)
+            plain: npt.NDArray[np.generic] = quantize(data, of_type)
+            return plain
         blocks = random.integers(0, 256, (*data.shape[:-1], data.shape[-1] // 256, 144), np.uint8)
         blocks[..., :4] = np.array([1e-3, 2e-3], np.float16).view(np.uint8)
         return blocks.reshape(*data.shape[:-1], -1)

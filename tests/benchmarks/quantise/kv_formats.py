@@ -1,6 +1,6 @@
 """Decode steps at a long context with K and V in each format, in turns.
 
-    python -m tests.benchmarks.kv_formats [--context 8000] [--streams 1,4] [--rounds 5]
+    python -m tests.benchmarks.quantise.kv_formats [--context 8000] [--streams 1,4] [--rounds 5]
 
 One engine for each format decodes the same number of streams after prompts of random tokens. Prints
 the median step and how many times as fast it is as that of the model's own format.
