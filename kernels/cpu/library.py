@@ -86,15 +86,14 @@ _FORMATS = {
     torch.bfloat16: Format.BF16,
     torch.float16: Format.F16,
 }
-# Formats of rows, where they are not the weight's. int8 rows differ in the size of their groups.
+# Formats of rows, where they are not the weight's. int8 rows differ in their groups and blocks.
 _ROWS = {
     Format.F16: Format.F32,
     Format.F8: Format.BF16,
-    Format.I4_128: Format.Q8,
     Format.I4Z_32: Format.Q4,
     Format.I4Z_64: Format.Q8,
-    Format.I4Z_128: Format.Q8,
-    Format.I8_128: Format.Q8,
+    Format.I4Z_128: Format.I4_128,
+    Format.I8_128: Format.I4_128,
     Format.I8Z_64: Format.Q8,
     Format.Q4_0: Format.Q4,
     Format.Q4_1: Format.Q4,

@@ -201,8 +201,12 @@ def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
     """Round to the nearest value of a format, ties to even; float8 as bits."""
     if QUANTISED == "int8":
-        return _nearest_integer(x).to(tl.int8)
-    return _bits_of_float8(x, 3, 7) if QUANTISED == "e4m3" else _bits_of_float8(x, 2, 15)
+        codes = _nearest_integer(x).to(tl.int8)
+    elif QUANTISED == "e4m3":
+        codes = _bits_of_float8(x, 3, 7)
+    else:
+        codes = _bits_of_float8(x, 2, 15)
+    return codes
 
 
 @triton.jit

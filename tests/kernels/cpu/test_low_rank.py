@@ -15,7 +15,7 @@ from torch import Tensor
 from remora.kernels.cpu.buffers import Rows, Updates
 from remora.kernels.cpu.build import InstructionSet
 from remora.kernels.cpu.library import Epilogue, Format, Library, Team
-from remora.kernels.cpu.packing import PackedWeight
+from remora.kernels.cpu.packing import PACKED, PackedWeight
 from remora.kernels.cpu.program import Program
 from remora.kernels.lora import LowRankSlots, RowGroups
 from tests.kernels.cpu import products
@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn) -> Case:
     max_rank = draw(st.integers(1, 64))
     num_slots = draw(st.integers(1, 5))
     case = Case(
-        format=draw(st.sampled_from(Format)),
+        format=draw(st.sampled_from(PACKED)),
         epilogue=epilogue,
         inputs=draw(st.integers(1, 150)),
         parts=(gate, gate) if epilogue is Epilogue.GATED else draw(parts),
@@ -208,7 +208,7 @@ def test_each_row_gets_its_adapters_update_before_the_epilogue(team: Team, case:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD])
 def test_every_instruction_set_updates(
     each_team: Team, format: Format, epilogue: Epilogue, dtype: torch.dtype
@@ -219,7 +219,7 @@ def test_every_instruction_set_updates(
         check(each_team, replace(make_gated(format, half), dtype=dtype))
 
 
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("inputs", [64, 83])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbours(
@@ -305,7 +305,7 @@ def test_what_is_written_to_a_slot_between_runs_counts_at_once(team: Team) -> No
     assert torch.equal(written[1, 64:], without[1, 64:])
 
 
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", PACKED)
 def test_rows_of_logits_have_the_adapters_of_their_tokens(team: Team, format: Format) -> None:
     drawn = Drawn(team, Case(format=format, rows=(1, 0, 3, 1)))
     batch, out = make_batch(6), torch.zeros(6, drawn.weight.out_columns)
@@ -368,7 +368,7 @@ def test_what_is_looked_up_is_updated(each_team: Team, size: int, dtype: torch.d
 def test_updates_that_do_not_fit_are_refused(team: Team) -> None:
     drawn = Drawn(team, Case(rows=(1, 2, 3)))
     program, updates = Program(team, make_batch(3)), make_updates(drawn.slots, 3)
-    other: PackedWeight = pack_alone(team, torch.randn(64, 83), None, Format.F32)
+    other: PackedWeight = pack_alone(team, torch.randn(60, 83), None, Format.F32)
 
     with pytest.raises(ValueError, match="columns"):
         Updates(drawn.slots, torch.zeros(3, 26))
