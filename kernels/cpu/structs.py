@@ -138,7 +138,7 @@ class LowRankStruct(Structure):
 
     _fields_ = (
         *_of(c_void_p, "a", "b"),
-        *_of(c_int, "format", "inputs", "outputs", "num_parts", "max_rank"),
+        *_of(c_int, "format", "inputs", "outputs", "num_parts", "max_rank", "num_blocks"),
         *_of(c_void_p, "ranks", "bounds", "shrunk"),
         ("stride", c_int),
     )

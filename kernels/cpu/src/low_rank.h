@@ -19,11 +19,11 @@ namespace remora {
 // between steps.
 struct LowRank {
   const void* a;          // [slots][parts * max_rank][inputs]
-  const void* b;          // [slots][outputs / COLUMNS][max_rank][COLUMNS], padded with zeros
+  const void* b;          // [slots][num_blocks][max_rank][COLUMNS], padded with zeros
   Format format;          // of a and b
-  int inputs, outputs, num_parts, max_rank;
+  int inputs, outputs, num_parts, max_rank, num_blocks;
   const int32_t* ranks;   // [slots] largest rank in use of any part
-  const int32_t* bounds;  // [parts + 1] first column of each part
+  const int32_t* bounds;  // [parts + 1] first column of each part; below 0 before the product's first
   float* shrunk;          // [rows][stride] A_s x: max_rank values of each part
   int stride;
 
@@ -32,8 +32,7 @@ struct LowRank {
   int part_of(int column) const;
   // Index of rank 0 of a column in B; further ranks follow at a distance of COLUMNS.
   int64_t column_of_b(int slot, int column) const {
-    const int64_t num_blocks = (outputs + COLUMNS - 1) / COLUMNS;
-    const int64_t block = slot * num_blocks + column / COLUMNS;
+    const int64_t block = (int64_t)slot * num_blocks + column / COLUMNS;
     return block * max_rank * COLUMNS + column % COLUMNS;
   }
   float* shrunk_of(int64_t row, int part) const { return shrunk + row * stride + part * max_rank; }

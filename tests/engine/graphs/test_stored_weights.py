@@ -15,6 +15,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import open_model
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.library import Format, Library, Team
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
@@ -64,11 +65,13 @@ def built(
     library: Library,
     format: Format = Format.BF16,
     prepare: Callable[[DecoderModel], None] = as_it_is,
+    table: InputBatch | None = None,
 ) -> Iterator[StepProgram]:
     """Build a checkpoint's step program as the engine does.
 
     format:   of layers that are not multiplied as they are stored
     prepare:  what is done with the model before its weights are read
+    table:    of the rows' pages
     """
     shape = StepShape(
         max_tokens=MAX_TOKENS,
@@ -86,7 +89,7 @@ def built(
             model,
             Team(library, 2),
             shape,
-            make_table(),
+            make_table() if table is None else table,
             layer_format=format,
             head_format=Format.BF16,
         ).build(fill)
@@ -107,8 +110,9 @@ def check_close(
     prepare(model)
     attention = make_attention(model, make_plan(page_size=PAGE_SIZE), NUM_PAGES)
     exact = Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table(), adapters)
-    with built(quantised, library, prepare=prepare) as program:
-        native = Stepper(program, make_table(), adapters)
+    table = make_table()
+    with built(quantised, library, prepare=prepare, table=table) as program:
+        native = Stepper(program, table, adapters)
         for counts in STEPS:
             expected = exact.step(counts)
             difference = (native.step(counts) - expected).norm() / expected.norm()
@@ -192,6 +196,10 @@ def test_logits_are_the_same_bits_in_chunks_and_company(
     endings: tuple[str, ...], library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     quantised, _ = quantise(tiny_checkpoints("llama"), tmp_path, INT8, endings)
-    with built(quantised, library) as first, built(quantised, library) as second:
-        steppers = iter([Stepper(first, make_table()), Stepper(second, make_table())])
+    tables = make_table(), make_table()
+    with (
+        built(quantised, library, table=tables[0]) as first,
+        built(quantised, library, table=tables[1]) as second,
+    ):
+        steppers = iter([Stepper(first, tables[0]), Stepper(second, tables[1])])
         check_same_bits(lambda: next(steppers))
