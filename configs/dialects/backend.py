@@ -26,6 +26,7 @@ from remora.configs.dialects.rules import (
 )
 from remora.configs.dialects.shared_rules import (
     COMPILE,
+    FP8,
     REASONING,
     TOOLS,
     WEIGHT_ONLY,
@@ -194,10 +195,10 @@ RULES: Mapping[str, Rule] = {
     ),
     "quantization": Sets(
         key="model.quantization",
-        table={"float16": "none", "w4": "int4"},
+        table={"float16": "none", "w4": "int4", "float8": "fp8"},
         strict=True,
-        refuse={"float8": "not yet: 8-bit floats; use w4, or model.quantization int8, on a CPU"},
         how=f"float16 = not quantised. {WEIGHT_ONLY}",
+        hows={"float8": FP8},
     ),
     "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
     "optimisations.attention_caching.type": _only(

@@ -42,18 +42,32 @@ _KV_MODES = {
 }
 
 
+_QUANTISATION = {
+    "none": "none",
+    "ao-int8wo": "int8",
+    "vllm-w8a8": "int8",
+    **dict.fromkeys((f"ao-int4wo-{group}" for group in (32, 64, 128, 256)), "int4"),
+    "ao-int4wo-[32,64,128,256]": "int4",
+    "ppl-w4a16-128": "int4",
+    "ao-fp8w8a16": "fp8",
+    "vllm-fp8w8a8": "fp8",
+}
+_STORED = ("vllm-fp8w8a8-b128", "triton-fp8w8a8-block128")
+
+
 def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
-    if value == "none":
-        return {"model.quantization": "none"}
-    if value == "ao-int8wo":
-        return {"model.quantization": "int8"}
-    if value.startswith("ao-int4wo"):
-        return {"model.quantization": "int4"}
-    raise Refusal("not yet: this quantisation; use none, ao-int8wo or ao-int4wo-32")
+    if value in _STORED:
+        raise Refusal(
+            "a checkpoint in float8 blocks is recognised: leave it out; others are not rounded to "
+            "blocks, and vllm-fp8w8a8 rounds to float8 per output"
+        )
+    if value in _QUANTISATION:
+        return {"model.quantization": _QUANTISATION[value]}
+    raise Refusal(f"not offered: weights of 6 bits; use one of {', '.join(_QUANTISATION)}")
 
 
 def _to_quantisation(settings: Settings) -> Any:
-    known = {"int8": "ao-int8wo", "int4": "ao-int4wo-32", "none": "none"}
+    known = {"int8": "ao-int8wo", "int4": "ao-int4wo-32", "fp8": "vllm-fp8w8a8", "none": "none"}
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 

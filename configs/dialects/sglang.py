@@ -55,8 +55,8 @@ _RECOGNISED = (
     "mxfp4",
 )
 _ROUNDS = (
-    "leave it out for a checkpoint in this format, which is recognised; not yet: rounding other "
-    "weights so, and --torchao-config int8wo or int4wo-32 does on a CPU"
+    "leave it out for a checkpoint in this format, which is recognised; other weights are rounded "
+    "by --torchao-config: fp8dq-per_row or int8dq on a GPU, int8wo or int4wo-32 on a CPU"
 )
 _NOT_ROUNDED = {
     **dict.fromkeys(("fp8", "w8a8_fp8", "bitsandbytes"), _ROUNDS),
@@ -93,7 +93,7 @@ RULES: Mapping[str, Rule] = {
         hows={
             "auto": "does not fall back to pickled files; use pt for them",
             "layered": "every format is read tensor by tensor",
-            "bitsandbytes": "checkpoints of bitsandbytes are dequantised; others are not rounded",
+            "bitsandbytes": "checkpoints of bitsandbytes are recognised; others are not rounded",
         },
         refuse=_NOT_READ,
     ),
@@ -102,8 +102,8 @@ RULES: Mapping[str, Rule] = {
         key="model.load_format",
         table={"gguf": "gguf"},
         strict=True,
-        how="dequantised on loading",
-        unset=dict.fromkeys(_RECOGNISED, "the checkpoint's format is recognised, and dequantised"),
+        how="blocks that native CPU kernels know are computed as stored, others dequantised",
+        unset=dict.fromkeys(_RECOGNISED, "the checkpoint's format is recognised"),
         refuse=_NOT_ROUNDED,
     ),
     "--torchao-config": values.TORCHAO,

@@ -266,11 +266,15 @@ def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
         return {"model.quantization": "int8"}
     if str(value).startswith("int4wo"):
         return {"model.quantization": "int4"}
-    raise Refusal("not yet: 8-bit floats and quantised activations; use int8wo or int4wo-32")
+    if value == "int8dq":
+        return {"model.quantization": "int8"}
+    if value in ("fp8wo", "fp8dq-per_row"):
+        return {"model.quantization": "fp8"}
+    raise Refusal("not offered; use int8wo, int8dq, int4wo-32, fp8wo or fp8dq-per_row")
 
 
 def _to_torchao(settings: Settings) -> Any:
-    known = {"int8": "int8wo", "int4": "int4wo-32"}
+    known = {"int8": "int8wo", "int4": "int4wo-32", "fp8": "fp8dq-per_row"}
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 

@@ -22,7 +22,8 @@ COMPILE = Sets(
     key="engine.compile",
     how="compiles decode steps of torch operations; native CPU kernels need no compilation",
 )
-WEIGHT_ONLY = "weights are quantised in groups of 64 (int8) or 32 (int4); CPU only"
+WEIGHT_ONLY = "weights are quantised in groups of 64 (int8) or 32 (int4); int4 on a CPU only"
+FP8 = "a scale for each output, and for each row of activations; on a GPU only"
 DTYPE = Sets(
     key="model.dtype",
     table={

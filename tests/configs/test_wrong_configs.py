@@ -216,7 +216,7 @@ FAULTS = [
     backend({"backend": {"version": "3"}}, "FOLDER/b.json:1:14: backend.version = '3': refused: remora has one", "give latest"),
     backend({"mode": "talk"}, "FOLDER/b.json:1:2: mode = 'talk': must be one of chat, completion"),
     backend({"model_type": "vision"}, "FOLDER/b.json:1:2: model_type = 'vision': refused: not yet"),
-    backend({"quantization": "float8"}, "FOLDER/b.json:1:2: quantization = 'float8': refused: not yet", "w4"),
+    backend({"quantization": "float4"}, "FOLDER/b.json:1:2: quantization = 'float4'", "float8"),
     backend({"loras": [{"id": "a"}]}, "FOLDER/b.json:1:2: loras = [{'id': 'a'}]: refused: each adapter has an id"),
     backend({"lora_repo": {"type": "s3"}}, "FOLDER/b.json:1:16: lora_repo.type = 's3': refused: a repository is a", "lora.roots"),
     Wrong(args=("--dialect", "backend", "--", "no.json"), says=("no.json: no such file; give the path",)),
