@@ -71,7 +71,7 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
         normal_bytes, written_bytes = _operand_bytes(plan)
         rows = max(plan.max_running_requests, PROMPT_LOGPROB_ROWS)
         stream, normal, made, context, gated = (_whole_panels(width) for width in widths)
-        tokens = (stream + max(stream, made)) * _FLOAT + int(
+        tokens = (stream + max(stream, made) + _PANEL) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes
         )
         if model.experts_per_token:  # router inputs, and input and output rows of each expert

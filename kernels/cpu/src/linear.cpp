@@ -161,19 +161,20 @@ uint64_t new_stage() {
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, const Columns& columns,
                     int first, int last, const Updates* updates, uint64_t stage) {
   const Writer to{weight, out, updates};
+  if (weight.format == F32) return multiply_plain<StepF32>(weight, x, to, columns, first, last);
+  if (weight.format == F16) return multiply_plain<StepF16>(weight, x, to, columns, first, last);
 #if REMORA_TILES
-  if (uses_tiles(weight.format)) return multiply_by_tiles(weight, x, to, columns, first, last, stage);
-#endif
+  multiply_by_tiles(weight, x, to, columns, first, last, stage);
+#else
   switch (weight.format) {
-    case F32: return multiply_plain<StepF32>(weight, x, to, columns, first, last);
     case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
-    case F16: return multiply_plain<StepF16>(weight, x, to, columns, first, last);
     case F8: return multiply_float8(weight, x, to, columns, first, last);
     default:
       return with_grouped(weight.format, [&](auto grouped) {
         multiply_grouped<decltype(grouped)>(weight, x, to, columns, first, last);
       });
   }
+#endif
 }
 
 }  // namespace remora

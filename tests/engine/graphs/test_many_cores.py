@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.environment import cache_dir
-from remora.engine.graphs import step_builder, step_experts, step_latents
+from remora.engine.graphs import step_experts, step_latents, step_products
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
@@ -221,7 +221,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     monkeypatch.setattr(Program, "add", record)
     monkeypatch.setattr(StepProgramBuilder, "_layer", record_layer)
-    for module in (step_builder, step_experts, step_latents):
+    for module in (step_products, step_experts, step_latents):
         monkeypatch.setattr(module, "pack", pack_nothing)
     return recorder
 
