@@ -200,18 +200,13 @@ def _of_blocks(type_name: str, *widths: int) -> Layout:
         codes = parts.codes ^ 128 if is_signed else parts.codes
         codes = planes(codes, type.group, widths, library)
         panels, num_blocks = len(codes), kind.size[1] // type.size
-        levels = [_levels(level) for level in parts.levels]
+        levels = [scale_blocks(level) for level in parts.levels]
         by_block = [scale_blocks(number) for number in parts.numbers]
         if levels:
             by_block.append(torch.cat(levels, dim=2).view(panels, num_blocks, -1))
         return torch.cat((*by_block, codes.view(panels, num_blocks, -1)), dim=2)
 
     return Layout(holds, arrange)
-
-
-def _levels(levels: Tensor) -> Tensor:
-    """Arrange bytes [C, G] as [panels, G, 64]."""
-    return levels.view(torch.uint8).view(-1, PANEL, levels.shape[1]).transpose(1, 2)
 
 
 def _is_mxfp4(kind: WeightKind) -> bool:
@@ -233,7 +228,7 @@ def _mxfp4_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
     codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
     halves = take(kind.scales, rows, width=kind.scales.shape[1]).float() / 2
     exponents = (halves.view(torch.int32) >> 23).to(torch.uint8)
-    return torch.cat((_levels(exponents), planes(codes, 32, (4,), library)), dim=2)
+    return torch.cat((scale_blocks(exponents), planes(codes, 32, (4,), library)), dim=2)
 
 
 def _is_float8(kind: WeightKind) -> bool:

@@ -14,35 +14,24 @@ from torch import Tensor
 
 from remora.kernels.gpu.arch import arch_of
 from remora.kernels.gpu.products import (
-    MANY_ROWS,
     Grid,
-    TileLaunch,
-    launch_for,
+    launch_of_widened,
     load_rows,
     load_weights,
     run_product,
     scaled,
     store_tile,
-    table,
     tile_of,
 )
 from remora.kernels.quantised.quant_formats import Int8GroupWeight
-
-# A block of inputs is in one group.
-LAUNCHES = table(
-    TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),
-    TileLaunch(rows=64, columns=64, inputs=128, num_warps=4, num_stages=3),
-    TileLaunch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
-)
-WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
 
 
 def multiply(x: Tensor, weight: Int8GroupWeight, bias: Tensor | None, y: Tensor) -> None:
     """Compute `linear_quant` with 8-bit integers in groups into `y`."""
     assert x.stride(1) == 1
     rows, inputs = x.shape
-    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(LAUNCHES, arch_of(x.device), rows)
-    block = min(launch.inputs, weight.group_size)
+    launch = launch_of_widened(arch_of(x.device), rows, x.itemsize)
+    block = min(launch.inputs, weight.group_size)  # of inputs in one group
     run_product(
         int8_groups_kernel,
         launch,

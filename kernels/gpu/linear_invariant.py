@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from remora.kernels.gpu.products import (
+    WIDE_LAUNCH,
     Grid,
     TileLaunch,
     load_rows,
@@ -27,7 +28,6 @@ from remora.kernels.gpu.products import (
 PART = 1024  # inputs
 ENOUGH_TILES = 132  # one per multiprocessor of an H200
 LAUNCH = TileLaunch(rows=64, columns=128, inputs=64, num_warps=4, num_stages=4)
-WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:

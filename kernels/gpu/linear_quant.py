@@ -23,6 +23,7 @@ from remora.kernels.gpu.products import (
     Grid,
     TileLaunch,
     launch_for,
+    launch_of_widened,
     load_rows,
     load_weights,
     run_product,
@@ -66,14 +67,6 @@ BLOCK_LAUNCHES = table(
         ),
     },
 )
-# Weights widened to 16 bits in registers.
-WIDENED_LAUNCHES = table(
-    TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
-    TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=3),
-    TileLaunch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
-)
-# float32, which tensor cores do not multiply.
-WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
 
 
 def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor) -> None:
@@ -154,7 +147,7 @@ def multiply_widened(
     """Multiply rows with a float8 weight that is widened in registers."""
     assert x.stride(1) == 1
     arch = arch_of(x.device)
-    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(WIDENED_LAUNCHES, arch, len(x))
+    launch = launch_of_widened(arch, len(x), x.itemsize)
     run_product(
         widened_kernel,
         launch,

@@ -98,6 +98,21 @@ def launch_for(launches: Launches, arch: Arch, rows: int) -> TileLaunch:
     return next((launch for launch in of_arch if launch.rows >= rows), of_arch[-1])
 
 
+# Weights of 8 bits that are widened to the type of the rows in registers.
+WIDENED_LAUNCHES = table(
+    TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),
+    TileLaunch(rows=64, columns=64, inputs=128, num_warps=4, num_stages=3),
+    TileLaunch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
+)
+# float32, which tensor cores do not multiply.
+WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
+
+
+def launch_of_widened(arch: Arch, rows: int, item_bytes: int) -> TileLaunch:
+    """Return the launch for widened weights and rows of so many bytes a number."""
+    return WIDE_LAUNCH if item_bytes == 4 else launch_for(WIDENED_LAUNCHES, arch, rows)
+
+
 def run_product(
     kernel: Any,
     launch: TileLaunch,

@@ -167,6 +167,21 @@ inline void release_tiles() {}
 
 #endif
 
+// sums += one or two adjacent tiles of rows times two adjacent tiles of columns
+template <int BLOCKS>
+INLINE void dot_blocks(const char* x, const char* w) {
+  load_tile<LEFT>(x, TILE_ROW_BYTES);
+  load_tile<RIGHT>(w, TILE_ROW_BYTES);
+  dot_tiles_bf16<SUMS, LEFT, RIGHT>();
+  load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
+  dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
+  if constexpr (BLOCKS == 2) {
+    load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
+    dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
+    dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
+  }
+}
+
 // Vector instructions fuse and flush like tiles while this lives: few rows are multiplied by vectors
 // with the same bits. What they compute must be in a function that is not inlined here.
 class VectorsLikeTiles {

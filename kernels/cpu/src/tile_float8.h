@@ -76,16 +76,8 @@ class Float8Product {
   INLINE void multiply(int k, int at, int block, int vector) {
     const char* x = rows_.tiles(block) + k / TILE_K * (int64_t)rows_.tile_step(block);
     const char* w = wide_[at] + vector * TILE_BYTES;
-    load_tile<LEFT>(x, TILE_ROW_BYTES);
-    load_tile<RIGHT>(w, TILE_ROW_BYTES);
-    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
-    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-    if constexpr (BLOCKS == 2) {
-      load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-      dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-    } else {
+    dot_blocks<BLOCKS>(x, w);
+    if constexpr (BLOCKS == 1) {
       load_tile<RIGHT>(w + 2 * TILE_BYTES, TILE_ROW_BYTES);
       dot_tiles_bf16<SUMS + 2, LEFT, RIGHT>();
       load_tile<RIGHT + 1>(w + 3 * TILE_BYTES, TILE_ROW_BYTES);

@@ -178,16 +178,7 @@ INLINE void add_products(const char* x, int x_step, const char* w, int count, bo
       load_tile<SUMS + 2>(below, STRIDE), load_tile<SUMS + 3>(below + LANES, STRIDE);
   }
   for (int at = 0; at < count; at++, x += x_step, w += 2 * TILE_BYTES) {
-    load_tile<LEFT>(x, TILE_ROW_BYTES);
-    load_tile<RIGHT>(w, TILE_ROW_BYTES);
-    dot_tiles_bf16<SUMS, LEFT, RIGHT>();
-    load_tile<RIGHT + 1>(w + TILE_BYTES, TILE_ROW_BYTES);
-    dot_tiles_bf16<SUMS + 1, LEFT, RIGHT + 1>();
-    if constexpr (BLOCKS == 2) {
-      load_tile<LEFT + 1>(x + TILE_BYTES, TILE_ROW_BYTES);
-      dot_tiles_bf16<SUMS + 2, LEFT + 1, RIGHT>();
-      dot_tiles_bf16<SUMS + 3, LEFT + 1, RIGHT + 1>();
-    }
+    dot_blocks<BLOCKS>(x, w);
     ahead.step();
   }
   store_tile<SUMS>(sums, STRIDE), store_tile<SUMS + 1>(sums + LANES, STRIDE);

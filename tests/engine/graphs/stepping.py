@@ -27,6 +27,13 @@ from tests.engine.loaded import load
 from tests.kernels.cpu.products import pack_alone, unpack
 
 PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
+SHAPE = StepShape(
+    max_tokens=MAX_TOKENS,
+    max_rows=MAX_ROWS,
+    num_pages=NUM_PAGES,
+    page_size=PAGE_SIZE,
+    max_positions=MAX_TOKENS,
+)
 # By `model.quantization`, bfloat16 otherwise; and other number formats.
 MODES = {
     "none": (Format.BF16, Format.BF16),
@@ -129,15 +136,8 @@ def make_native(
     model = load(path, DTYPES.get(mode, torch.bfloat16))
     prepare(model)
     table = make_table()
-    shape = StepShape(
-        max_tokens=MAX_TOKENS,
-        max_rows=MAX_ROWS,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        max_positions=MAX_TOKENS,
-    )
     program = StepProgramBuilder(
-        model, Team(library, 2), shape, table, layer_format=layers, head_format=head
+        model, Team(library, 2), SHAPE, table, layer_format=layers, head_format=head
     ).build()
     return Stepper(program, table, adapters)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_builder import StepProgramBuilder
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import open_model
@@ -20,11 +20,10 @@ from remora.kernels.cpu.library import Format, Library, Team
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.stepping import (
-    MAX_ROWS,
-    MAX_TOKENS,
     NO_ADAPTERS,
     NUM_PAGES,
     PAGE_SIZE,
+    SHAPE,
     Stepper,
     as_it_is,
     check_same_bits,
@@ -73,13 +72,6 @@ def built(
     prepare:  what is done with the model before its weights are read
     table:    of the rows' pages
     """
-    shape = StepShape(
-        max_tokens=MAX_TOKENS,
-        max_rows=MAX_ROWS,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        max_positions=MAX_TOKENS,
-    )
     opened = open_model(
         path, dtype=torch.bfloat16, load_format="auto", device="cpu", show_progress=False
     )
@@ -88,7 +80,7 @@ def built(
         program = StepProgramBuilder(
             model,
             Team(library, 2),
-            shape,
+            SHAPE,
             make_table() if table is None else table,
             layer_format=format,
             head_format=Format.BF16,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.build import InstructionSet
-from remora.kernels.cpu.library import Epilogue, Format, Team
+from remora.kernels.cpu.library import Epilogue, Format, Library, Team
 from remora.kernels.cpu.stored_layout import native_format, pack_stored
 from remora.kernels.memory import Arena
 from remora.kernels.quantised.weight_kinds import (
@@ -247,3 +247,15 @@ def test_kinds_without_a_native_format_have_none() -> None:
 
     assert native_format(in_no_order) is None
     assert native_format(fine_scales) is None
+
+
+@pytest.mark.parametrize("format", [format for format in Format if format.is_grouped])
+def test_rows_of_another_format_have_the_groups_and_blocks_of_the_weight(
+    library: Library, format: Format
+) -> None:
+    rows = format.of_rows
+
+    assert rows.is_grouped
+    assert library.group_size(rows) == library.group_size(format)
+    if not format.name.endswith("_K"):  # of which k is a multiple of their block
+        assert library.padded_k(rows, 1) == library.padded_k(format, 1)
