@@ -86,6 +86,7 @@ class RenamedWeights:
         for theirs, shape in source.shapes().items():
             self._names[theirs] = self._renaming.names(theirs)
             self._shapes.update(self._split_shape(theirs, shape))
+        self._theirs = {name: theirs for theirs, ours in self._names.items() for name in ours}
         self._quantised = dict(self._find_quantised())
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -94,9 +95,7 @@ class RenamedWeights:
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of these names, fused ones split."""
-        wanted = {
-            theirs for theirs, ours in self._names.items() if any(name in names for name in ours)
-        }
+        wanted = {self._theirs[name] for name in names if name in self._theirs}
         for theirs, whole in self._source.read(wanted):
             parts = self._renaming.parts(theirs, whole)
             for name, part in zip(self._names[theirs], parts, strict=True):
@@ -109,15 +108,12 @@ class RenamedWeights:
 
     def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
         """Yield the weights of these names, fused ones split by rows."""
-        wanted = {
-            theirs: stored
-            for theirs, stored in quantised_tensors(self._source).items()
-            if any(name in names and name in self._quantised for name in self._names[theirs])
-        }
+        wanted = {self._theirs[name] for name in names if name in self._quantised}
         if not isinstance(self._source, QuantisedSource):
             return
+        stored = self._source.quantised()
         for theirs, whole in self._source.kinds(wanted):
-            rows = self._rows(theirs, wanted[theirs])
+            rows = self._rows(theirs, stored[theirs])
             for name, part in zip(self._names[theirs], rows, strict=True):
                 if name in names:
                     is_whole = torch.equal(part, torch.arange(math.prod(whole.shape[:-1])))

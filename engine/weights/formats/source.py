@@ -71,7 +71,7 @@ class QuantisedWeights:
 
     def kinds(self, names: Collection[str]) -> Iterator[tuple[str, WeightKind]]:
         """Yield each of these weights as it is stored. Raises ConfigError for damaged ones."""
-        return ((name, self.kind(name)) for name in self.stored if name in names)
+        return ((name, self.kind(name)) for name in names if name in self.stored)
 
     def kind(self, name: str) -> WeightKind:
         """Read one quantised weight as it is stored. Raises ConfigError if it is damaged."""
