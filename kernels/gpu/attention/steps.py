@@ -181,16 +181,17 @@ def attend_block(
     else:
         key_NH = tl.load(keys + from_NH)
         value_NH = tl.load(values + from_NH)
-    scores_MN = tl.dot(query_MH, tl.trans(key_NH.to(query_MH.dtype)), input_precision="ieee")
     if key_scales is not None:
         key_scale_N = tl.load(key_scales + head_N, mask=is_key_N, other=0.0)
+        value_scale_N = tl.load(value_scales + head_N, mask=is_key_N, other=0.0)
+    scores_MN = tl.dot(query_MH, tl.trans(key_NH.to(query_MH.dtype)), input_precision="ieee")
+    if key_scales is not None:
         scores_MN = scores_MN * key_scale_N.to(tl.float32)[None, :]
     scores_MN = as_scores(scores_MN, inner, outer)
     if MASKED:
         scores_MN = tl.where(is_seen_MN, scores_MN, float("-inf"))
     weights_MN, decay_M, top_M, total_M = update_softmax(scores_MN, top_M, total_M)
     if value_scales is not None:
-        value_scale_N = tl.load(value_scales + head_N, mask=is_key_N, other=0.0)
         weights_MN = weights_MN * value_scale_N.to(tl.float32)[None, :]
     sum_MH = tl.dot(
         weights_MN.to(FACTOR),
