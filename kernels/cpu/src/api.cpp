@@ -144,7 +144,7 @@ void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* 
 }
 void remora_add_attend(void* program, const Attention* attention) {
   auto* to = (Program*)program;
-  add<Attend>(program, *attention, to->partition_sums(), to->widened_kv());
+  add<Attend>(program, *attention, to->partition_sums(), to->kv_groups());
 }
 // low: null = the weight has no updates
 void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,

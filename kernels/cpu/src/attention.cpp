@@ -3,50 +3,19 @@
 #include <algorithm>
 
 #include "activation.h"
+#include "byte_pairs.h"
 #include "dot.h"
 #include "head_vectors.h"
 #include "quantised_kv.h"
+#include "score_rules.h"
 #include "tile_attention.h"
 
 namespace remora {
 
 namespace {
 
-constexpr float LOG2_E = 1.44269504f;
 constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
-
-// Calls body(step of the products with K and V of a format).
-template <class Body>
-INLINE void with_step(Format format, Body&& body) {
-  switch (format) {
-    case BF16: return body(StepBF16{});
-    case F16: return body(StepF16{});
-    default: return body(StepF32{});
-  }
-}
-
-// Elements of a query: whole tiles.
-constexpr int padded_query(int dim) { return HAS_TILES ? (dim + 31) / 32 * 32 : dim; }
-
-template <class Step>
-void store_rows(const KvCache& cache, char* keys, const float* key, const float* value, int offset) {
-  typedef typename Step::stored T;
-  const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
-  T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim + lane * Step::K;
-  T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
-  v += lane / Step::K * dim * Step::K;
-  for_vectors(cache.head_dim, [&](int first, int count) {
-    T keys_of[LANES];
-    store_some(keys_of, finite<T>(load_some(key + first, count)), LANES);
-    for (int i = 0; i < LANES; i += Step::K)
-      memcpy(k + (first + i) * GROUP_TOKENS, keys_of + i, Step::K * sizeof(T));
-    const vf values = finite<T>(load_some(value + first, count));
-    if constexpr (Step::K == 2)
-      store_halves(v + first * 2, narrow(values), lane % 2);
-    else
-      store_some(v + first, values, LANES);
-  });
-}
+constexpr float LEAST = 1e-33f;   // greatest number of a row of zeros
 
 // The rows of one block: queries of consecutive tokens, each with the heads that share K and V.
 template <class Step>
@@ -54,7 +23,6 @@ class Block {
   typedef typename Step::element T;
   static constexpr int VECTORS = TILE_TOKENS / LANES;
   static constexpr bool BY_TILES = HAS_TILES && std::is_same_v<Step, StepBF16>;
-  static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
  public:
   Block(const Attention& attention, const Batch& batch, const Queries& queries,
@@ -68,12 +36,13 @@ class Block {
         heads_(attention.heads_per_kv()),
         rows_((queries.last - queries.first) * heads_),
         dim_(attention.cache.padded_dim()),
-        query_dim_(padded_query(dim_)),
+        query_dim_(padded_query<typename Step::stored>(dim_)),
         kv_head_(queries.kv_head),
-        widened_(attention.cache.is_quantised() ? scratch.widened : nullptr),
-        half_bytes_(!widened_               ? cache_.half_bytes()
+        quantised_(attention.cache.is_quantised() ? scratch.groups : nullptr),
+        widens_(quantised_ && !cache_.is_in_bytes()),
+        half_bytes_(!widens_                ? cache_.half_bytes()
                     : values_replace_keys() ? 0
-                                            : WidenedKv::half_bytes(cache_)) {}
+                                            : KvGroups::half_bytes(cache_)) {}
 
   // Attend to all partitions, one after the other.
   void run() {
@@ -157,6 +126,7 @@ class Block {
 #if REMORA_TILES
     if constexpr (BY_TILES) {
       locate(begin * TILE_TOKENS, std::min(to + 1, (end + 1) * TILE_TOKENS));
+      if (cache_.is_in_bytes()) return attend_in_bytes(begin * TILE_TOKENS);
       return attend_by_tiles(begin * TILE_TOKENS);
     }
 #endif
@@ -173,12 +143,19 @@ class Block {
     }
   }
 
+  const float* query(int row) const {
+    return a_.qkv + (int64_t)(first_ + row / heads_) * a_.qkv_stride +
+           (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
+  }
+
   void take_queries() {
+#if REMORA_TILES
+    if (cache_.is_in_bytes()) return take_queries_in_bytes();
+#endif
     T* queries = (T*)scratch_.queries.data();
     const float factor = a_.scale * LOG2_E;
     for (int row = 0; row < rows_; row++) {
-      const float* from = a_.qkv + (int64_t)(first_ + row / heads_) * a_.qkv_stride +
-                          (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
+      const float* from = query(row);
       T* to = queries + row * query_dim_;
       for_vectors(cache_.head_dim, [&](int d, int count) {
         store_some(to + d, load_some(from + d, count) * factor, count);
@@ -196,12 +173,14 @@ class Block {
       const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
       const char* head = cache_.keys(a_.layer, page, kv_head_);
       heads_at_[group] = head, offsets_[group] = (int)offset;
-      if (!widened_) keys_[group] = head + offset * dim_ * sizeof(typename Step::stored);
+      keys_[group] = head + offset * dim_ * (quantised_ ? 1 : sizeof(typename Step::stored));
+      if (cache_.is_in_bytes()) prefetch_group(cache_, head, (int)offset);
+      if (quantised_) quantised_->take_scales(cache_, head, (int)offset, group);
     }
-    if (widened_) widen_keys();
+    if (widens_) widen_keys();
     constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
     for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
-    if (widened_ && !values_replace_keys()) widen_values();
+    if (widens_ && !values_replace_keys()) widen_values();
   }
 
   // Few rows are done with K before they need V, and both then take turns in the first-level cache.
@@ -216,13 +195,13 @@ class Block {
     for (int group = 0; group < AHEAD; group++) prefetch(group);
     for (int group = 0; group < num_located_; group++) {
       prefetch(group + AHEAD);
-      keys_[group] = widened_->widen_group(cache_, heads_at_[group], 0, offsets_[group], group, 0);
+      keys_[group] = quantised_->widen_group(cache_, heads_at_[group], 0, offsets_[group], group, 0);
     }
   }
 
   void widen_values() {
     for (int group = 0; group < num_located_; group++)
-      widened_->widen_group(cache_, heads_at_[group], 1, offsets_[group], group, half_bytes_);
+      quantised_->widen_group(cache_, heads_at_[group], 1, offsets_[group], group, half_bytes_);
   }
 
   template <int MR>
@@ -235,7 +214,7 @@ class Block {
                                          dim_ / Step::K);
       UNROLL for (int r = 0; r < MR; r++)
         UNROLL for (int v = 0; v < TILE_VECTORS; v++)
-          scores[r][vector + v] = widened_ ? acc[r][v] * widened_->key_scales(vector + v) : acc[r][v];
+          scores[r][vector + v] = quantised_ ? acc[r][v] * quantised_->key_scales(vector + v) : acc[r][v];
     }
     T weights[MR * TILE_TOKENS];
     float shrink[MR];
@@ -253,11 +232,11 @@ class Block {
   // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
     num_groups_ += num_groups_ % 2;
-    const TileProducts products{dim_, query_dim_, num_groups_, keys_, half_bytes_};
+    const TileProducts<bf16> products{dim_, query_dim_, num_groups_, keys_, half_bytes_};
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
       const int count = std::min(rows_ - row, 2 * TILE_SIDE);
       products.score((const T*)scratch_.queries.data() + row * query_dim_, count, scores_of(0));
-      if (widened_) {
+      if (quantised_) {
         for (int r = 0; r < count; r++) scale_scores(scores_of(r));
         if (values_replace_keys()) widen_values();
       }
@@ -270,11 +249,80 @@ class Block {
     }
   }
 
+  // The same with K and V in bytes: queries and weights are pairs of bytes, each pair two rows of tiles.
+  void attend_in_bytes(int64_t start) {
+    num_groups_ = (num_groups_ + 3) / 4 * 4;
+    const TileProducts<int8_t> products{dim_, dim_, num_groups_, keys_, half_bytes_};
+    const char* together = 2 * rows_ > TILE_SIDE ? bring_values_together() : nullptr;
+    for (int row = 0; row < rows_; row += TILE_SIDE) {
+      const int count = std::min(rows_ - row, TILE_SIDE);
+      const int8_t* queries = (const int8_t*)scratch_.queries.data() + 2 * row * dim_;
+      products.score(queries, 2 * count, scores_of(0));
+      for (int r = 0; r < count; r++)
+        join_scores(scratch_.query_scales[row + r], scores_of(2 * r), scores_of(2 * r + 1));
+      for (int r = 0; r < count; r++)
+        scratch_.maxima[row + r] = find_maximum(start, row + r, scores_of(2 * r));
+      float scales[TILE_SIDE];
+      for (int r = 0; r < count; r++)
+        store(&scratch_.sums[(row + r) * LANES],
+              weigh_in_bytes(scratch_.maxima[row + r], scores_of(2 * r), scales[r]));
+      products.add_values(scores_of(0), 2 * count, (float*)scratch_.products.data(), together);
+      for (int r = 0; r < count; r++) {
+        const int32_t *high = &scratch_.products[2 * r * dim_], *low = high + dim_;
+        for (int d = 0; d < dim_; d += LANES)
+          store(&scratch_.out[(row + r) * dim_ + d],
+                UnsignedPairs::joined(load<vi>(high + d), load<vi>(low + d)) * scales[r]);
+      }
+    }
+  }
+
+  // Many rows gain more by deep tiles of V than its groups take to copy.
+  const char* bring_values_together() {
+    const int64_t bytes = (int64_t)GROUP_TOKENS * dim_;
+    for (int group = 0; group < num_groups_; group++)
+      memcpy(&scratch_.values[group * bytes], keys_[group] + half_bytes_, bytes);
+    return scratch_.values.data();
+  }
+
+  void take_queries_in_bytes() {
+    for (int row = 0; row < rows_; row++) {
+      int8_t* to = (int8_t*)scratch_.queries.data() + 2 * row * dim_;
+      scratch_.query_scales[row] =
+          store_pairs(query(row), cache_.head_dim, a_.scale * LOG2_E, to, dim_);
+    }
+  }
+
+  __attribute__((noinline)) void join_scores(float scale, float* high, const float* low) const {
+    for (int group = 0; group < num_groups_; group++) {
+      const int at = group * LANES;
+      const vf joined = SignedPairs::joined(load<vi>(high + at), load<vi>(low + at));
+      store(high + at, joined * (quantised_->key_scales(group) * scale));
+    }
+  }
+
+  // Convert one row's scores into pairs, in place; return their sum by lane.
+  INLINE vf weigh_in_bytes(float greatest, float* scores, float& scale) const {
+    const vf most = splat(greatest);
+    vf sums = {}, largest = splat(LEAST);
+    for (int group = 0; group < num_groups_; group++) {
+      const vf p = exp2<exp2_of_fraction_short>(load<vf>(scores + group * LANES) - most);
+      const vf weight = p * quantised_->value_scales(group);
+      sums += p, largest = max(largest, weight);
+      store(scores + group * LANES, weight);
+    }
+    const float divisor = max_lane(largest), inverse = UnsignedPairs::GREATEST / divisor;
+    scale = divisor / UnsignedPairs::GREATEST;
+    uint8_t *high = (uint8_t*)scores, *low = (uint8_t*)(scores + SCORES_STRIDE);
+    for (int at = 0; at < num_groups_ * LANES; at += LANES)
+      UnsignedPairs::store(load<vf>(scores + at) * inverse, high + at, low + at);
+    return sums;
+  }
+
   float* scores_of(int row) const { return scratch_.scores.data() + row * SCORES_STRIDE; }
 
   __attribute__((noinline)) void scale_scores(float* scores) const {
     for (int group = 0; group < num_groups_; group++)
-      store(scores + group * LANES, load<vf>(scores + group * LANES) * widened_->key_scales(group));
+      store(scores + group * LANES, load<vf>(scores + group * LANES) * quantised_->key_scales(group));
   }
 
   // Return the greatest of one row's scores, which are made final.
@@ -299,8 +347,8 @@ class Block {
         p[i] = exp2<exp2_of_fraction_short>(load<vf>(scores + (group + i) * LANES) - most);
         sums[i] += p[i];
       }
-      if (widened_)
-        UNROLL for (int i = 0; i < 2; i++) p[i] *= widened_->value_scales(group + i);
+      if (quantised_)
+        UNROLL for (int i = 0; i < 2; i++) p[i] *= quantised_->value_scales(group + i);
       UNROLL for (int i = 0; i < 2; i++) store((bf16*)scores + (group + i) * LANES, narrow(p[i]));
     }
     return sums[0] + sums[1];
@@ -345,23 +393,10 @@ class Block {
     UNROLL for (int v = 0; v < VECTORS; v++) {
       const vf p = exp2(s[v] - now);
       sum += p;
-      store(weights + v * LANES, round_to<T>(widened_ ? p * widened_->value_scales(v) : p));
+      store(weights + v * LANES, round_to<T>(quantised_ ? p * quantised_->value_scales(v) : p));
     }
     store(&scratch_.sums[row * LANES], sum);
     return shrink;
-  }
-
-  // Scores fall with the distance of keys; `ahead` is that of lane 0. ALiBi, arXiv:2108.12409.
-  static INLINE vf fallen(vf s, float ahead, float slope) {
-    return fma(to_float(load<vi>(IOTA)) + ahead, splat(slope * LOG2_E), s);
-  }
-
-  // Positions of lane 0 and of the first visible key, relative to the query; positions above 0 are in
-  // the future.
-  static vf masked(vf s, int ahead, int seen) {
-    const vi at = load<vi>(IOTA) + ahead;
-    const vi hidden = (at > 0) | (at < seen);
-    return bits_to_float((float_to_bits(s) & ~hidden) | (float_to_bits(splat(-3e38f)) & hidden));
   }
 
   template <int MR, int NV>
@@ -404,7 +439,8 @@ class Block {
   AttentionScratch& scratch_;
   const int32_t* table_;
   const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
-  WidenedKv* const widened_;  // null = pages are read as they are
+  KvGroups* const quantised_;  // null = K and V are not quantised
+  const bool widens_;          // quantised ones, before products
   const int64_t half_bytes_;  // from K to V of a located group
   int num_groups_ = 0, num_located_ = 0;
   const char* keys_[PARTITION_TOKENS / GROUP_TOKENS];
@@ -417,7 +453,7 @@ class Block {
 void AttentionScratch::reserve(const Attention& attention) {
   const size_t count = attention.block_tokens() * attention.heads_per_kv();
   const size_t rows = HAS_TILES ? (count + TILE_SIDE - 1) / TILE_SIDE * TILE_SIDE : count;
-  const size_t dim = padded_query(attention.cache.padded_dim());
+  const size_t dim = padded_query<bf16>(attention.cache.padded_dim());
   out.reserve(rows * dim);
   sums.reserve(rows * LANES);
   maxima.reserve(rows);
@@ -426,30 +462,10 @@ void AttentionScratch::reserve(const Attention& attention) {
   total_maxima.reserve(rows);
   if (HAS_TILES) scores.reserve(2 * TILE_SIDE * SCORES_STRIDE);
   queries.reserve(rows * dim * sizeof(float));
-}
-
-void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot) {
-  for (int head = 0; head < cache.num_kv_heads; head++) {
-    char* keys = cache.keys(layer, slot / cache.page_size, head);
-    const int offset = (int)(slot % cache.page_size), at = head * cache.head_dim;
-    if (cache.is_quantised()) {
-      store_quantised(cache, keys, key + at, value + at, offset);
-      continue;
-    }
-    with_step(cache.format, [&](auto step) {
-      store_rows<decltype(step)>(cache, keys, key + at, value + at, offset);
-    });
-  }
-}
-
-Partitions partitions_of(const Attention& attention, const Batch& batch, int first, int last) {
-  return {attention.first_seen(batch.positions[first]) / PARTITION_TOKENS,
-          batch.positions[last] / PARTITION_TOKENS};
-}
-
-int64_t partition_size(const Attention& attention, int num_tokens) {
-  return (int64_t)num_tokens * attention.heads_per_kv() *
-         (attention.cache.padded_dim() + LANES + 1);
+  if (!attention.cache.is_in_bytes()) return;
+  query_scales.reserve(rows);
+  products.reserve(2 * TILE_SIDE * dim);
+  values.reserve(PARTITION_TOKENS * dim);
 }
 
 namespace {

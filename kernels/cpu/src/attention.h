@@ -5,7 +5,8 @@
 //   K  [page_size / 16][head_dim / W][16 tokens][W]
 //   V  [page_size / 16][16 tokens / W][head_dim][W]
 // where W is 2 for bf16 and 1 for float and f16, and head_dim is padded to 16. K and V may be stored in
-// 8 bits, in the same order (quantised_kv.h); a tile's are widened before all heads attend to it.
+// 8 bits (quantised_kv.h), in the same order; a tile's are widened before all heads attend to it. But
+// tile registers multiply int8 by queries and weights that are pairs of bytes, and W is 4.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
 // maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
@@ -44,6 +45,9 @@ struct KvCache {
   }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
   bool is_quantised() const { return kv_format != PLAIN; }
+  bool is_in_bytes() const { return HAS_TILES && format == BF16 && kv_format == INT8; }
+  // Consecutive numbers of a head's K, and tokens of V, that are adjacent: W above.
+  int width() const { return is_in_bytes() ? 4 : format == BF16 ? 2 : 1; }
   int64_t half_bytes() const {
     return (int64_t)page_size * padded_dim() * (is_quantised() ? 1 : number_bytes(format));
   }
@@ -85,7 +89,7 @@ struct Attention {
   }
 };
 
-class WidenedKv;
+class KvGroups;
 
 // Buffers of one thread.
 struct AttentionScratch {
@@ -93,7 +97,10 @@ struct AttentionScratch {
   Buffer<float> total_out, total_sums, total_maxima;
   Buffer<float> scores;  // of two blocks of tile rows, then the weights
   Buffer<char> queries;
-  WidenedKv* widened = nullptr;  // of quantised caches
+  Buffer<float> query_scales;  // of queries in bytes
+  Buffer<int32_t> products;    // of weights in bytes with V
+  Buffer<char> values;         // V in bytes, of groups one after the other
+  KvGroups* groups = nullptr;  // of quantised caches
   void reserve(const Attention& attention);
 };
 
@@ -110,10 +117,16 @@ struct Queries {
 struct Partitions {
   int64_t first, last;
 };
-Partitions partitions_of(const Attention& attention, const Batch& batch, int first, int last);
+inline Partitions partitions_of(const Attention& attention, const Batch& batch, int first, int last) {
+  return {attention.first_seen(batch.positions[first]) / PARTITION_TOKENS,
+          batch.positions[last] / PARTITION_TOKENS};
+}
 
 // Floats of the sums of one partition for so many tokens and the heads of one KV head.
-int64_t partition_size(const Attention& attention, int num_tokens);
+inline int64_t partition_size(const Attention& attention, int num_tokens) {
+  return (int64_t)num_tokens * attention.heads_per_kv() *
+         (attention.cache.padded_dim() + LANES + 1);
+}
 
 void attend(const Attention& attention, const Batch& batch, const Queries& queries,
             AttentionScratch& scratch);

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "simd.h"
+#include "format.h"
 
 namespace remora {
 
@@ -31,6 +31,16 @@ struct StepF16 {
   static INLINE ri columns(const char* from) { return (ri)widen_f16(load<ruh>(from)); }
   static INLINE rf add(rf acc, ri x, ri w) { return fma((rf)x, (rf)w, acc); }
 };
+
+// Calls body(step of the products with K and V of a format).
+template <class Body>
+INLINE void with_step(Format format, Body&& body) {
+  switch (format) {
+    case BF16: return body(StepBF16{});
+    case F16: return body(StepF16{});
+    default: return body(StepF32{});
+  }
+}
 
 // Split vectors into registers, and join them again.
 template <int MR, int NV>

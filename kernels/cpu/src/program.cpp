@@ -165,10 +165,10 @@ void Attend::reserve(int num_threads) {
   scratch_.resize(num_threads);
   for (auto& scratch : scratch_) scratch.reserve(a_);
   if (!a_.cache.is_quantised()) return;
-  if ((int)widened_.size() < num_threads) widened_.resize(num_threads);
+  if ((int)groups_.size() < num_threads) groups_.resize(num_threads);
   for (int thread = 0; thread < num_threads; thread++) {
-    widened_[thread].reserve(a_.cache);
-    scratch_[thread].widened = &widened_[thread];
+    groups_[thread].reserve(a_.cache);
+    scratch_[thread].groups = &groups_[thread];
   }
 }
 
@@ -188,6 +188,7 @@ void Attend::divide(const Batch& batch) {
   const int num_threads = (int)scratch_.size(), num_blocks = first_block_.back() * a_.cache.num_kv_heads;
   if (num_threads == 1 || num_blocks >= ENOUGH_CHUNKS * num_threads) return;
   int64_t used = 0;
+  const int heads = a_.cache.num_kv_heads;
   for (int block = 0; block < num_blocks; block++) {
     const Queries queries = queries_of(batch, block);
     const Partitions seen = partitions_of(a_, batch, queries.first, queries.last - 1);
@@ -195,10 +196,19 @@ void Attend::divide(const Batch& batch) {
     const int64_t size = partition_size(a_, queries.last - queries.first);
     const bool fits = used + count * size <= sums_.size();
     divided_.emplace_back(queries, seen.first, count > 1 && fits ? count : 1, sums_.data() + used);
-    for (int part = 0; part < divided_.back().count; part++)
-      parts_.push_back({(int)divided_.size() - 1, part});
     if (divided_.back().count > 1) used += count * size;
+    if (queries.kv_head == heads - 1) order_parts(block + 1 - heads, block + 1);
   }
+}
+
+// Parts of blocks [first, last), which differ in their head: pages hold heads side by side, and are read
+// in that order.
+void Attend::order_parts(int first, int last) {
+  int most = 0;
+  for (int block = first; block < last; block++) most = std::max(most, divided_[block].count);
+  for (int part = 0; part < most; part++)
+    for (int block = first; block < last; block++)
+      if (part < divided_[block].count) parts_.push_back({block, part});
 }
 
 Queries Attend::queries_of(const Batch& batch, int chunk) const {

@@ -208,8 +208,8 @@ class PartitionSums {
 
 class Attend : public Operation {
  public:
-  Attend(const Attention& attention, const PartitionSums& sums, std::deque<WidenedKv>& widened)
-      : a_(attention), sums_(sums), widened_(widened) {}
+  Attend(const Attention& attention, const PartitionSums& sums, std::deque<KvGroups>& groups)
+      : a_(attention), sums_(sums), groups_(groups) {}
   void reserve(int num_threads) override;
   void prepare(const Batch& batch) override;
   int num_chunks(const Batch& batch, int num_threads) const override;
@@ -230,11 +230,12 @@ class Attend : public Operation {
     int whole, part;
   };
   void divide(const Batch& batch);
+  void order_parts(int first, int last);
   Queries queries_of(const Batch& batch, int chunk) const;
 
   const Attention a_;
   const PartitionSums& sums_;
-  std::deque<WidenedKv>& widened_;  // of each thread
+  std::deque<KvGroups>& groups_;  // of each thread
   std::vector<int> first_block_;  // [S + 1] blocks of query tokens, counted over all sequences
   std::deque<Divided> divided_;   // empty if there are enough blocks
   std::vector<Part> parts_;       // of divided blocks
@@ -248,7 +249,7 @@ class Program : public Job {
   Batch batch{};
 
   const PartitionSums& partition_sums() const { return partition_sums_; }
-  std::deque<WidenedKv>& widened_kv() { return widened_kv_; }
+  std::deque<KvGroups>& kv_groups() { return kv_groups_; }
   // Adapter rows of the current step, for operations that are added.
   const AdapterRows& adapter_rows(bool on_logits) const { return on_logits ? logits_ : tokens_; }
   void add(std::unique_ptr<Operation> operation);
@@ -266,7 +267,7 @@ class Program : public Job {
 
   Team& team_;
   PartitionSums partition_sums_;
-  std::deque<WidenedKv> widened_kv_;  // of each thread, shared by the operations
+  std::deque<KvGroups> kv_groups_;  // of each thread, shared by the operations
   AdapterRows tokens_, logits_;
   std::vector<std::unique_ptr<Operation>> operations_;
   int first_ = 0, last_ = 0;

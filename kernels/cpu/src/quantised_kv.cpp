@@ -33,7 +33,7 @@ INLINE bf16 quantise(const float* head, int dim, Put&& put) {
 void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
                      int offset) {
   const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
-  const int width = cache.format == BF16 ? 2 : 1;
+  const int width = cache.width();
   const int64_t start = (int64_t)group * GROUP_TOKENS * dim;
   char* k = head + start + lane * width;
   char* v = head + cache.half_bytes() + start + lane / width * dim * width + lane % width;
@@ -50,9 +50,11 @@ void store_quantised(const KvCache& cache, char* head, const float* key, const f
   });
 }
 
-void WidenedKv::reserve(const KvCache& cache) { data_.reserve(2 * half_bytes(cache)); }
+void KvGroups::reserve(const KvCache& cache) {
+  if (!cache.is_in_bytes()) data_.reserve(2 * half_bytes(cache));
+}
 
-const char* WidenedKv::widen_group(const KvCache& cache, const char* head, int part, int offset,
+const char* KvGroups::widen_group(const KvCache& cache, const char* head, int part, int offset,
                                    int group, int64_t start) {
   const int64_t count = (int64_t)GROUP_TOKENS * cache.padded_dim();
   const char* from = head + part * cache.half_bytes() + (int64_t)offset * cache.padded_dim();
@@ -62,8 +64,6 @@ const char* WidenedKv::widen_group(const KvCache& cache, const char* head, int p
       widen<decltype(codes)>(from, count, (decltype(number)*)to);
     });
   });
-  const bf16* scales = (const bf16*)(head + 2 * cache.half_bytes()) + part * cache.page_size + offset;
-  store(scales_[part] + group * GROUP_TOKENS, widen(load<vuh>(scales)));
   return to;
 }
 

@@ -1,6 +1,6 @@
 // K and V in 8 bits with a scale for each token and head, as stored and as attention reads them.
 //
-// Codes of a head are in the order of unquantised K and V (attention.h), followed in the page by its
+// Codes of a head are in the order that attention.h describes, followed in the page by its
 // scales in bf16: [K, V][page_size]. The scale maps the greatest magnitude of a token's head to the
 // greatest number of the format, so a token's bits depend on that token alone.
 #pragma once
@@ -13,8 +13,9 @@ namespace remora {
 void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
                      int offset);
 
-// Begin to read K, V and scales of the group at a page's token `offset`.
-inline void prefetch_group(const KvCache& cache, const char* head, int offset) {
+// Begin to read K, V and scales of the group at a page's token `offset`. Always inlined: a function that
+// only prefetches has no effect in the eyes of GCC, which leaves out its calls.
+INLINE void prefetch_group(const KvCache& cache, const char* head, int offset) {
   const int64_t bytes = (int64_t)GROUP_TOKENS * cache.padded_dim();
   for (int part = 0; part < 2; part++) {
     const char* from = head + part * cache.half_bytes() + (int64_t)offset * cache.padded_dim();
@@ -24,13 +25,18 @@ inline void prefetch_group(const KvCache& cache, const char* head, int offset) {
   }
 }
 
-// Groups of one head, widened to the plain format of the cache; of one thread.
-class WidenedKv {
+// Groups of one head: their scales, and K and V widened to the plain format of the cache; of one thread.
+class KvGroups {
  public:
   void reserve(const KvCache& cache);
 
-  // Widen K or V (part 0 or 1) of the group that begins at a page's token `offset`, as number `group`
-  // from byte `start` on; returns where.
+  // Take the scales of the group that begins at a page's token `offset`, as those of number `group`.
+  void take_scales(const KvCache& cache, const char* head, int offset, int group) {
+    const bf16* from = (const bf16*)(head + 2 * cache.half_bytes()) + offset;
+    for (int part = 0; part < 2; part++)
+      store(scales_[part] + group * GROUP_TOKENS, widen(load<vuh>(from + part * cache.page_size)));
+  }
+  // Widen its K or V (part 0 or 1) from byte `start` on; returns where.
   const char* widen_group(const KvCache& cache, const char* head, int part, int offset, int group,
                           int64_t start);
 

@@ -85,6 +85,11 @@ INLINE void dot_tiles_s8() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
 }
 
+template <int SUM, int A, int B>
+INLINE void dot_tiles_u8s8() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+}
+
 INLINE void configure_tiles(const TilePalette& palette) {
   asm volatile("ldtilecfg %0" ::"m"(palette) : "memory");
 }
@@ -147,19 +152,29 @@ void dot_tiles_bf16() {
   }
 }
 
-// sum += the products of signed bytes
-template <int SUM, int A, int B>
-void dot_tiles_s8() {
+// sum += the products of bytes, those of the right operand signed
+template <class Left, int SUM, int A, int B>
+void dot_tiles_of_bytes() {
   auto& tiles = emulated.data;
   for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
     vi sum = load<vi>(tiles[SUM][row]);
     for (int quad = 0; quad < emulated.palette.rows[B]; quad++)
       for (int at = 0; at < 4; at++) {
         const vi b = load<vi>(tiles[B][quad]) << (24 - 8 * at) >> 24;
-        sum += b * (int32_t)(int8_t)tiles[A][row][quad * 4 + at];
+        sum += b * (int32_t)(Left)tiles[A][row][quad * 4 + at];
       }
     store(tiles[SUM][row], sum);
   }
+}
+
+template <int SUM, int A, int B>
+void dot_tiles_s8() {
+  dot_tiles_of_bytes<int8_t, SUM, A, B>();
+}
+
+template <int SUM, int A, int B>
+void dot_tiles_u8s8() {
+  dot_tiles_of_bytes<uint8_t, SUM, A, B>();
 }
 
 inline void configure_tiles(const TilePalette& palette) { emulated.palette = palette; }

@@ -89,6 +89,9 @@ class Attending:
         self, team: Team, heads: Heads, *, num_sequences: int, seed: int = 0, garbage: float = 0.0
     ) -> None:
         self._heads = heads
+        in_bytes = heads.dtype == torch.bfloat16 and heads.kv_dtype == torch.int8
+        in_bytes = in_bytes and team.library.has_tiles()
+        self._width = 4 if in_bytes else 2 if heads.dtype == torch.bfloat16 else 1
         pages_each = -(-MAX_TOKENS // heads.page_size)
         num_pages = num_sequences * pages_each + 1
         shuffled = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
@@ -177,8 +180,7 @@ class Attending:
 
         Quantised ones are multiplied by their scales, in float64.
         """
-        heads, size = self._heads, self._heads.page_size
-        width = 2 if heads.dtype == torch.bfloat16 else 1
+        heads, size, width = self._heads, self._heads.page_size, self._width
         padded = -(-heads.head_dim // 16) * 16
         num_pages = -(-self._lens[sequence] // size)
         pages = self.cache.data[1][self.tables[sequence, :num_pages].long()]

@@ -217,6 +217,22 @@ def test_heads_are_quantised_alone_and_stay_finite(each_team: Team, kv_dtype: to
         assert torch.equal(stored, heads.read(qkv[:, first : first + heads.num_kv_heads]))
 
 
+@pytest.mark.parametrize("kv_dtype", [None, *KV_DTYPES])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_bad_query_spoils_only_its_own_row(
+    each_team: Team, bad: float, kv_dtype: torch.dtype | None
+) -> None:
+    heads = Heads(dtype=torch.bfloat16, kv_dtype=kv_dtype)
+    qkv = heads.draw(20, seed=0)
+    qkv[5, 1, 3] = bad
+
+    attended = Attending(each_team, heads, num_sequences=1).step({0: qkv})[0]
+
+    is_fine = attended.isfinite().all(-1)
+    assert not is_fine[5, 1]
+    assert is_fine.sum() == is_fine.numel() - 1
+
+
 @EVERY_DTYPE
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_stored_is_finite(each_team: Team, bad: float, dtype: torch.dtype) -> None:

@@ -149,16 +149,25 @@ def test_hardware_equals_the_emulation(
 
 
 RULES: tuple[dict[str, Any], ...] = ({}, {"window": 30, "sink": 1.0, "soft_cap": 5})
-TILED_HEADS = [
-    Heads(dtype=torch.bfloat16, page_size=page_size, head_dim=head_dim, **rule)
-    for page_size in (16, 32)
-    for head_dim in (16, 64, 80)
-    for rule in RULES
-] + [
-    Heads(dtype=torch.bfloat16, kv_dtype=kv_dtype, head_dim=80, **rule)
-    for kv_dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-    for rule in RULES
-]
+TILED_HEADS = (
+    [
+        Heads(dtype=torch.bfloat16, page_size=page_size, head_dim=head_dim, **rule)
+        for page_size in (16, 32)
+        for head_dim in (16, 64, 80)
+        for rule in RULES
+    ]
+    + [
+        Heads(dtype=torch.bfloat16, kv_dtype=kv_dtype, head_dim=80, **rule)
+        for kv_dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+        for rule in RULES
+    ]
+    + [
+        Heads(
+            dtype=torch.bfloat16, kv_dtype=torch.int8, heads_per_kv=heads_per_kv, head_dim=head_dim
+        )
+        for heads_per_kv, head_dim in ((1, 64), (40, 96), (3, 128))
+    ]
+)
 
 
 @pytest.mark.parametrize("heads", TILED_HEADS, ids=str)
