@@ -116,6 +116,18 @@ def test_a_description_counts_the_weights_of_each_kind(llama: Path, tmp_path: Pa
     assert found.endswith("quantised: 4 gptq 4 bits, groups of 32")
 
 
+def test_runs_that_cross_rows_are_counted_apart(llama: Path, tmp_path: Path) -> None:
+    quantised, _ = quantise(llama, tmp_path, SAMPLES["bnb-nf4"])
+
+    found = {each.label: each for each in read_model_facts(quantised).stored}
+
+    whole = found.pop("bitsandbytes nf4, runs of 64")
+    crossing = found.pop("bitsandbytes nf4, runs of 64 that cross rows")
+    assert not found
+    assert (whole.number, whole.is_native) == (1, True)
+    assert (crossing.number, crossing.is_native) == (3, False)
+
+
 DAMAGES: Mapping[str, tuple[str, str, str]] = {
     "no-scales": ("awq", "scales", r"has qweight and no scales"),
     "no-zeros": ("gptq-v1", "qzeros", r"has qweight and no qzeros"),
