@@ -47,6 +47,7 @@ class Format(IntEnum):
     I4Z_128 = 11
     I8_128 = 12
     I8Z_64 = 13
+    I8Z_32 = 14
     Q4_0 = 32
     Q4_1 = 33
     Q5_0 = 34
@@ -57,8 +58,11 @@ class Format(IntEnum):
     Q4_K = 39
     Q5_K = 40
     Q6_K = 41
+    IQ4_NL = 42
+    IQ4_XS = 43
     MXFP4 = 48
     F8 = 64
+    T4 = 65
 
     @staticmethod
     def of(dtype: torch.dtype) -> Format:
@@ -90,11 +94,13 @@ _FORMATS = {
 _ROWS = {
     Format.F16: Format.F32,
     Format.F8: Format.BF16,
+    Format.T4: Format.BF16,
     Format.I4Z_32: Format.Q4,
     Format.I4Z_64: Format.Q8,
     Format.I4Z_128: Format.I4_128,
     Format.I8_128: Format.I4_128,
     Format.I8Z_64: Format.Q8,
+    Format.I8Z_32: Format.Q4,
     Format.Q4_0: Format.Q4,
     Format.Q4_1: Format.Q4,
     Format.Q5_0: Format.Q4,
@@ -102,6 +108,8 @@ _ROWS = {
     Format.Q8_0: Format.Q4,
     Format.Q4_K: Format.Q4,
     Format.Q5_K: Format.Q4,
+    Format.IQ4_NL: Format.Q4,
+    Format.IQ4_XS: Format.Q4,
     Format.MXFP4: Format.Q4,
     Format.Q2_K: Format.Q6_K,
     Format.Q3_K: Format.Q6_K,

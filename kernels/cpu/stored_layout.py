@@ -18,17 +18,23 @@ from remora.kernels.cpu.library import LANES, PANEL, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, packed_bias, padded_n
 from remora.kernels.memory import Arena
 from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
-from remora.kernels.quantised.weight_kinds import Float4Weight, Float8Weight, IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import (
+    Float4Weight,
+    Float8Weight,
+    IntWeight,
+    TableWeight,
+    WeightKind,
+)
 
 COLUMNS_AT_ONCE = 16 * PANEL  # arranged at a time, so that temporaries are small
-FLOAT8_BLOCK = 128  # inputs that share a scale in the native format
+FLOAT8_BLOCK, TABLE_BLOCK = 128, 64  # inputs that share a scale in the native formats
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a native format stores a kind.
 
-    holds:    whether the format stores this weight exactly
+    holds:    whether the format stores this weight exactly, but for tables, which are in bfloat16
     arrange:  returns the panels [panels, *, bytes] uint8 of the weight's rows [C], of which -1 is
               padding
     """
@@ -252,16 +258,41 @@ def _float8_panels(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
         is_nan = ((block & 0x7F) == 0x7F).any(1)
         scale = torch.where(is_nan, torch.nan, scales[:, at])
         parts.append(scale.view(-1, PANEL).contiguous().view(torch.uint8))
-        parts.append(_pairs(block, library))
+        parts.append(_pairs(block.reshape(len(block), -1, 2), library))
     return torch.cat(parts, dim=1)
 
 
 def _pairs(codes: Tensor, library: Library) -> Tensor:
-    """Arrange bytes [C, k] in the order of tiles of bfloat16, as [panels, bytes]."""
+    """Arrange codes of pairs of inputs [C, k / 2, bytes] in the order of tiles of bfloat16.
+
+    Returns [panels, bytes].
+    """
+    _, steps, width = codes.shape
     if library.has_tiles():
-        tiles = codes.view(-1, PANEL // LANES, LANES, codes.shape[1] // (2 * LANES), LANES, 2)
+        tiles = codes.reshape(-1, PANEL // LANES, LANES, steps // LANES, LANES, width)
         return tiles.permute(0, 3, 1, 4, 2, 5).flatten(1)
-    return codes.view(-1, PANEL, codes.shape[1] // 2, 2).transpose(1, 2).flatten(1)
+    return codes.reshape(-1, PANEL, steps, width).transpose(1, 2).flatten(1)
+
+
+def _is_table(kind: WeightKind) -> bool:
+    """Whether runs are parts of rows."""
+    if not isinstance(kind, TableWeight):
+        return False
+    return kind.run % TABLE_BLOCK == 0 and kind.shape[1] % kind.run == 0
+
+
+def _table_panels(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
+    assert isinstance(kind, TableWeight)
+    n, k = kind.shape
+    pairs = take(kind.values.view(n, -1), rows, width=k // 2)
+    of_runs = take(kind.scales.view(n, -1), rows, width=k // kind.run)
+    scales = of_runs.repeat_interleave(kind.run // TABLE_BLOCK, 1)
+    codes = _pairs((pairs >> 4 | pairs << 4)[..., None], library)
+    num_panels, num_blocks = len(codes), scales.shape[1]
+    table = kind.table.bfloat16().repeat(2).view(torch.uint8).expand(num_panels, -1)
+    codes = codes.view(num_panels, num_blocks, -1)
+    blocks = torch.cat((scale_blocks(scales), codes), dim=2)
+    return torch.cat((table, blocks.flatten(1)), dim=1)
 
 
 # The first that holds a weight is taken: the one of the fewest bytes.
@@ -275,6 +306,7 @@ _LAYOUTS = (
     (Format.I8_128, _of_integers(8, 64, 128, torch.float32)),
     (Format.I8Z_64, _of_integers(8, 64, 64, torch.float16, zeros=True)),
     (Format.Q8_0, _of_integers(8, 32, 32, torch.float16)),
+    (Format.I8Z_32, _of_integers(8, 32, 32, torch.float16, zeros=True)),
     (Format.Q4_0, _of_blocks("Q4_0", 4)),
     (Format.Q4_1, _of_blocks("Q4_1", 4)),
     (Format.Q5_0, _of_blocks("Q5_0", 4, 1)),
@@ -285,6 +317,9 @@ _LAYOUTS = (
     (Format.Q4_K, _of_blocks("Q4_K", 4)),
     (Format.Q5_K, _of_blocks("Q5_K", 4, 1)),
     (Format.Q6_K, _of_blocks("Q6_K", 4, 2)),
+    (Format.IQ4_NL, _of_blocks("IQ4_NL", 4)),
+    (Format.IQ4_XS, _of_blocks("IQ4_XS", 4)),
     (Format.MXFP4, Layout(_is_mxfp4, _mxfp4_blocks)),
     (Format.F8, Layout(_is_float8, _float8_panels)),
+    (Format.T4, Layout(_is_table, _table_panels)),
 )

@@ -1,9 +1,9 @@
 """Weights in blocks of GGUF as stored, split into codes and scales.
 
 Each type of block has an entry in `BLOCK_TYPES`: its sizes, and how its bytes are divided. A weight
-is (code - zero) * scale - least; scales and leasts belong to groups of inputs and are numbers of
-the whole block, multiplied with levels of 8 bits where the type has them. Knows no files and no
-layout of a kernel.
+is (code - zero) * scale - least, or table[code] * scale; scales and leasts belong to groups of
+inputs and are numbers of the whole block, multiplied with levels of 8 bits where the type has
+them. Knows no files and no layout of a kernel.
 
 Legend: R rows, I inputs, B blocks, G groups, of a row or (in `_split` functions) of a block.
 """
@@ -41,8 +41,9 @@ class BlockType:
     num_bytes:  of a block
     group:      inputs of a group
     bits:       of a code
-    zero:       the code that stands for 0, before a least is taken off
+    zero:       the code that stands for 0, before a least is taken off; 0 with a table
     split:      divides blocks [B, bytes] as if each was a row
+    table:      what codes stand for, if it is not their difference from `zero`
     """
 
     size: int
@@ -51,6 +52,13 @@ class BlockType:
     bits: int
     zero: int
     split: Callable[[Tensor], BlockParts]
+    table: tuple[int, ...] = ()
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Return what codes stand for, before they are multiplied, in float32."""
+        if self.table:
+            return torch.tensor(self.table, dtype=torch.float32)[codes.int()]
+        return codes.float() - self.zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +125,7 @@ class BlockWeight(WeightKind):
         ]
         for number, level in zip(per_group, parts.levels, strict=False):
             number *= level.float()
-        groups = (parts.codes.float() - type.zero).view(last - first, -1, type.group)
+        groups = type.numbers(parts.codes).view(last - first, -1, type.group)
         values = groups * per_group[0][..., None]
         if len(per_group) > 1:
             values -= per_group[1][..., None]
@@ -227,6 +235,17 @@ def _split_q6_k(blocks: Tensor) -> BlockParts:
     )
 
 
+def _split_iq4_xs(blocks: Tensor) -> BlockParts:
+    upper = _digits(blocks[:, 2:4, None], 2).flatten(1)
+    lower = _digits(blocks[:, 4:8, None], 4).flatten(1)
+    return BlockParts(
+        codes=_digits(blocks[:, 8:].view(-1, 8, 16), 4).flatten(1),
+        numbers=(_float16(blocks, 0),),
+        levels=((lower | upper << 4).view(torch.int8) - 32,),
+    )
+
+
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCK_TYPES = {
     "Q4_0": BlockType(32, 18, 32, 4, 8, _split_q4_0),
     "Q4_1": BlockType(32, 20, 32, 4, 0, _split_q4_1),
@@ -238,4 +257,6 @@ BLOCK_TYPES = {
     "Q4_K": BlockType(256, 144, 32, 4, 0, _split_q4_k),
     "Q5_K": BlockType(256, 176, 32, 5, 0, _split_q5_k),
     "Q6_K": BlockType(256, 210, 16, 6, 32, _split_q6_k),
+    "IQ4_NL": BlockType(32, 18, 32, 4, 0, _split_q4_0, IQ4_LEVELS),
+    "IQ4_XS": BlockType(256, 136, 32, 4, 0, _split_iq4_xs, IQ4_LEVELS),
 }

@@ -284,6 +284,8 @@ class TableWeight(WeightKind):
         if self.values.numel() != -(-number // 2) or self.table.shape != (16,):
             raise ValueError(f"{self.values.numel()} bytes do not hold {list(self.size)} numbers")
         _check_scales(self.scales, (-(-number // self.run),))
+        if not self.table.isfinite().all():
+            raise ValueError("a number of its table is infinite or not a number")
 
     @property
     def shape(self) -> tuple[int, ...]:

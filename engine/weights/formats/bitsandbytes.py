@@ -48,12 +48,15 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
 def _state(name: str, octets: Tensor) -> Mapping[str, Any]:
     try:
         state = json.loads(bytes(octets.tolist()))
-        return {
+        found: dict[str, Any] = {
             "size": (int(state["shape"][0]), int(state["shape"][1])),
             "run": int(state["blocksize"]),
             "nested_run": int(state.get("nested_blocksize") or 0),
             "offset": float(state.get("nested_offset") or 0.0),
         }
+        if min(found["run"], *found["size"]) < 1 or found["nested_run"] < 0:
+            raise ValueError(f"sizes below 1 in {state}")
+        return found
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{name} cannot be read as a state of bitsandbytes: {error!r}. Expected JSON with "
@@ -78,12 +81,18 @@ def _four_bits(
     inventory.expect(parts["scales"], (runs,), (runs, 1), why=f"for runs of {state['run']} weights")
     octets = -(-outputs * inputs // 2)
     inventory.expect(name, (octets, 1), (1, octets), why=f"for {outputs} x {inputs} weights")
+    inventory.expect(parts["table"], (16,), why="for codes of 4 bits")
+    if state["nested_run"]:
+        nested = -(-runs // state["nested_run"])
+        inventory.expect(parts["nested_scales"], (nested,), (nested, 1), why=f"for {runs} scales")
+        inventory.expect(parts["nested_table"], (256,), why="for scales of 8 bits")
     return StoredWeight(
         name=name,
         shape=(outputs, inputs),
         parts=parts,
         decode=partial(_table, **state),
-        label=f"bitsandbytes {kind}, runs of {state['run']}",
+        label=f"bitsandbytes {kind}, runs of {state['run']}"
+        + (" that cross rows" if inputs % state["run"] else ""),
     )
 
 
@@ -92,10 +101,18 @@ def _table(
 ) -> TableWeight:
     scales = parts["scales"].flatten()
     if nested_run:
-        factors = parts["nested_scales"].float()[torch.arange(len(scales)) // nested_run]
+        if scales.dtype != torch.uint8:
+            raise ValueError(
+                f"nested scales are stored as {str(scales.dtype).removeprefix('torch.')}"
+            )
+        factors = parts["nested_scales"].flatten().float()[torch.arange(len(scales)) // nested_run]
         scales = parts["nested_table"].float()[scales.int()] * factors + offset
     return TableWeight(
-        values=parts["values"].flatten(), table=parts["table"], scales=scales, run=run, size=size
+        values=parts["values"].flatten(),
+        table=parts["table"].float(),
+        scales=scales,
+        run=run,
+        size=size,
     )
 
 

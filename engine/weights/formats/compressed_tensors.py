@@ -61,7 +61,7 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
     for module in inventory.having(PACKED):
         inventory.part(module, SCALE, of=PACKED)
         if f"{module}{SHAPE}" not in inventory.shapes:
-            yield _float4(module, inventory)
+            yield _float4(module, _weights_of(settings, module), inventory)
             continue
         outputs, inputs = (int(number) for number in sizes[f"{module}{SHAPE}"])
         yield _packed(module, (outputs, inputs), _weights_of(settings, module), inventory)
@@ -102,14 +102,13 @@ def _packed(
     dense, spread = -(-inputs * bits // WORD_BITS), -(-inputs // (WORD_BITS // bits))
     why = f"for {outputs} x {inputs} weights of {bits} bits"
     inventory.expect(module + PACKED, (outputs, dense), (outputs, spread), why=why)
-    groups = _num_groups(module, shape, weights, inventory)
+    size = _group_size(module, shape, weights, inventory)
     parts = {"codes": module + PACKED, "scales": module + SCALE}
     if module + ZERO in inventory.shapes:
         parts["zeros"] = module + ZERO
-        rows = inventory.shapes[module + ZERO][0]
-        known = {-(-outputs * bits // WORD_BITS), -(-outputs // (WORD_BITS // bits))}
-        if rows not in known:
-            raise inventory.unfit(module + ZERO, f"{sorted(known)} rows", why)
+        rows = {-(-outputs * bits // WORD_BITS), -(-outputs // (WORD_BITS // bits))}
+        groups = -(-inputs // size)
+        inventory.expect(module + ZERO, *((number, groups) for number in sorted(rows)), why=why)
     if f"{module}.weight_g_idx" in inventory.shapes:
         parts["g_idx"] = f"{module}.weight_g_idx"
         inventory.expect(parts["g_idx"], (inputs,), why="for each input")
@@ -117,25 +116,23 @@ def _packed(
         name=module + WEIGHT,
         shape=shape,
         parts=parts,
-        decode=partial(
-            _decode_packed, shape=shape, bits=bits, groups=groups, is_dense=words == dense
-        ),
-        label=f"{NAME} {bits} bits, groups of {-(-inputs // groups)}",
+        decode=partial(_decode_packed, shape=shape, bits=bits, size=size, is_dense=words == dense),
+        label=f"{NAME} {bits} bits, groups of {size}",
     )
 
 
 def _decode_packed(
-    parts: Parts, *, shape: tuple[int, int], bits: int, groups: int, is_dense: bool
+    parts: Parts, *, shape: tuple[int, int], bits: int, size: int, is_dense: bool
 ) -> IntWeight:
     outputs, inputs = shape
     unpack = unpack_bits if is_dense else unpack_spread
     middle = 1 << bits - 1
-    scales = parts["scales"].reshape(outputs, groups)
+    scales = parts["scales"].reshape(outputs, -1)
     if "zeros" in parts:
         zeros = unpack(parts["zeros"].T, bits, outputs).T
     else:
         zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
-    order = torch.arange(inputs) // -(-inputs // groups)
+    order = torch.arange(inputs) // size
     return IntWeight(
         codes=unpack(parts["codes"], bits, inputs),
         scales=scales,
@@ -145,17 +142,17 @@ def _decode_packed(
     )
 
 
-def _num_groups(
+def _group_size(
     module: str, shape: tuple[int, ...], weights: Mapping[str, Any], inventory: Inventory
 ) -> int:
-    """Return the groups of inputs that have scales. Raises ConfigError if they do not fit."""
+    """Return the inputs of a group, by the settings. Raises ConfigError if scales do not fit."""
     outputs, inputs = shape
-    size = weights.get("group_size") or -1
+    size = int(weights.get("group_size") or -1)
     groups = 1 if size == -1 else -(-inputs // size)
     allowed = [(outputs, groups), *([(outputs,), (outputs, 1)] if groups == 1 else [])]
     why = f"for groups of {size} of {inputs} inputs" if size != -1 else "for each output"
     inventory.expect(module + SCALE, *allowed, why=why)
-    return groups
+    return inputs if groups == 1 else size
 
 
 def _plain(module: str, weights: Mapping[str, Any], inventory: Inventory) -> StoredWeight:
@@ -170,41 +167,43 @@ def _plain(module: str, weights: Mapping[str, Any], inventory: Inventory) -> Sto
         return scaled(inventory, name, scale, tuple(block) if block else None)
     if weights.get("strategy") == "tensor":
         inventory.expect(scale, (), (1,), (1, 1), why="for the tensor")
-        groups = 1
+        size = shape[1]
     else:
-        groups = _num_groups(module, shape, weights, inventory)
+        size = _group_size(module, shape, weights, inventory)
     bits = int(weights.get("num_bits") or 8)
     parts = {"codes": name, "scales": scale}
     if module + ZERO in inventory.shapes:
         parts["zeros"] = module + ZERO
+        inventory.expect(parts["zeros"], inventory.shapes[scale], why="as its scales are")
     return StoredWeight(
         name=name,
         shape=shape,
         parts=parts,
-        decode=partial(_decode_bytes, bits=bits, groups=groups),
-        label=f"{NAME} int{bits}, groups of {-(-shape[1] // groups)}",
+        decode=partial(_decode_bytes, bits=bits, size=size),
+        label=f"{NAME} int{bits}, groups of {size}",
     )
 
 
-def _decode_bytes(parts: Parts, *, bits: int, groups: int) -> IntWeight:
+def _decode_bytes(parts: Parts, *, bits: int, size: int) -> IntWeight:
     outputs, inputs = parts["codes"].shape
-    size = (outputs, groups)
+    shape = outputs, -(-inputs // size)
     zeros = parts.get("zeros")
     return IntWeight(
         codes=parts["codes"],
-        scales=parts["scales"].reshape(-1, groups).expand(size),
-        zeros=None if zeros is None else zeros.reshape(-1, groups).expand(size),
-        groups=torch.arange(inputs) // -(-inputs // groups),
+        scales=parts["scales"].reshape(-1, shape[1]).expand(shape),
+        zeros=None if zeros is None else zeros.reshape(-1, shape[1]).expand(shape),
+        groups=torch.arange(inputs) // size,
         bits=bits,
     )
 
 
-def _float4(module: str, inventory: Inventory) -> StoredWeight:
+def _float4(module: str, weights: Mapping[str, Any], inventory: Inventory) -> StoredWeight:
     outputs, half = inventory.shapes[module + PACKED]
-    groups = inventory.shapes[module + SCALE][-1]
-    parts = {"values": module + PACKED, "scales": module + SCALE}
-    inventory.expect(module + SCALE, (outputs, groups), why="for groups of inputs")
     divisor = f"{module}.weight_global_scale"
+    size = int(weights.get("group_size") or (16 if divisor in inventory.shapes else 32))
+    parts = {"values": module + PACKED, "scales": module + SCALE}
+    why = f"for groups of {size} of {2 * half} inputs"
+    inventory.expect(module + SCALE, (outputs, -(-2 * half // size)), why=why)
     if divisor in inventory.shapes:
         parts["divisor"] = divisor
     return StoredWeight(

@@ -17,10 +17,14 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.files import check_whole, gguf_parts
+from remora.engine.weights.formats.mxfp4 import powers_of_two
 from remora.engine.weights.gguf.header import Header, TensorInfo, read_header
 from remora.engine.weights.gguf.quants import dequantise, is_readable
 from remora.engine.weights.mmap import map_range
 from remora.kernels.quantised.block_weight import BLOCK_TYPES, BlockWeight
+from remora.kernels.quantised.weight_kinds import Float4Weight, WeightKind
+
+MXFP4 = "MXFP4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +52,20 @@ class GGUFTensor:
     @property
     def is_kind(self) -> bool:
         """Whether `weight` can return the blocks."""
-        return len(self.shape) == 2 and self.kind.name in BLOCK_TYPES
+        return len(self.shape) == 2 and self.kind.name in (*BLOCK_TYPES, MXFP4)
 
-    def weight(self) -> BlockWeight:
-        """Map the tensor from its file and return its blocks as stored."""
+    def weight(self) -> WeightKind:
+        """Map the tensor from its file and return its blocks as stored. Raises ConfigError."""
         with self.file.open("rb") as opened:
             memory = map_range(opened, self.offset, self.num_bytes)
         blocks = torch.frombuffer(memory, dtype=torch.uint8).view(self.shape[0], -1)
-        return BlockWeight(blocks=blocks, type=self.kind.name, size=(self.shape[0], self.shape[1]))
+        if self.kind.name != MXFP4:
+            size = self.shape[0], self.shape[1]
+            return BlockWeight(blocks=blocks, type=self.kind.name, size=size)
+        try:
+            return _mxfp4(blocks)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} in {self.file} cannot be decoded: {error}.") from error
 
     def rows(self, first: int, count: int) -> GGUFTensor:
         """Return the entries [first, last) of the first axis as a tensor."""
@@ -93,6 +103,14 @@ class GGUFFile:
     def token_setting(self, key: str, default: Any = None) -> Any:
         """Return a setting of the tokenizer."""
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def _mxfp4(blocks: Tensor) -> Float4Weight:
+    """Return the weight in blocks [O, bytes]: an exponent, then bytes of inputs j and j + 16."""
+    parts = blocks.view(len(blocks), -1, 17)
+    codes = torch.cat((parts[..., 1:] & 15, parts[..., 1:] >> 4), dim=2)
+    pairs = codes[..., 0::2] | codes[..., 1::2] << 4
+    return Float4Weight(values=pairs.flatten(1), scales=powers_of_two(parts[..., 0].contiguous()))
 
 
 def read_gguf(path: Path) -> GGUFFile:

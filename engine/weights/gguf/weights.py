@@ -86,7 +86,7 @@ class GGUFWeights:
             if name in names and tensor.is_kind:
                 kind, num_heads = tensor.weight(), self._num_permuted(name)
                 if num_heads:
-                    kind = kind.select(half_split_rows(torch.arange(len(kind.blocks)), num_heads))
+                    kind = kind.select(half_split_rows(torch.arange(kind.shape[0]), num_heads))
                 yield name, kind
 
     def _values(self, tensor: GGUFTensor) -> Tensor:

@@ -61,7 +61,8 @@ INLINE void to_vectors(const rf (&from)[MR][NV * PARTS], vf (&to)[MR][NV]) {
 // `column_step` bytes apart. Ascending k, one accumulator per sum.
 template <class Step, int MR, int NV>
 INLINE void dot_columns(vf (&sums)[MR][NV], const typename Step::element* rows, int64_t stride,
-                        const char* const* columns, int64_t column_step, int steps) {
+                        const char* const* columns, int64_t column_step, int steps,
+                        Step of = Step{}) {
   constexpr int N = NV * PARTS;
   const char* at[NV];
   UNROLL for (int v = 0; v < NV; v++) at[v] = columns[v];
@@ -70,7 +71,7 @@ INLINE void dot_columns(vf (&sums)[MR][NV], const typename Step::element* rows, 
   for (int step = 0; step < steps; step++) {
     ri column[N];
     UNROLL for (int v = 0; v < N; v++)
-      column[v] = Step::columns(at[v / PARTS] + step * column_step + v % PARTS * (Step::BYTES / PARTS));
+      column[v] = of.columns(at[v / PARTS] + step * column_step + v % PARTS * (Step::BYTES / PARTS));
     UNROLL for (int r = 0; r < MR; r++) {
       const ri value = spread_word(rows + r * stride + step * Step::K);
       UNROLL for (int v = 0; v < N; v++) acc[r][v] = Step::add(acc[r][v], value, column[v]);

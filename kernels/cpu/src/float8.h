@@ -1,30 +1,12 @@
-// 8-bit floats (e4m3) with scales for blocks of 128 k, multiplied with rows of bf16.
+// 8-bit floats (e4m3) with a scale for each column and block of 128 k (widened.h).
 //
-// A block of a panel consists of scales [64] float and codes; the last one may be short. A product is
-//
-//   sum over blocks of  (sum over k of code * x) * scale
-//
-// Codes are widened to bf16, which is exact, and every sum is a float. The two codes of NaN are read
-// as 480 and -480: a block of a column that contains one has a scale that is NaN.
+// Codes are widened to bf16, which is exact. The two codes of NaN are read as 480 and -480: a block of
+// a column that contains one has a scale that is NaN.
 #pragma once
 
-#include "grouped.h"
+#include "simd.h"
 
 namespace remora {
-
-constexpr int FLOAT8_BLOCK = 128;  // k
-constexpr int FLOAT8_SCALES = PANEL * sizeof(float);
-constexpr int FLOAT8_VECTOR = 2 * LANES;  // bytes of two k of a vector of columns
-
-inline int64_t float8_panel_bytes(int padded_k) {
-  const int blocks = (padded_k + FLOAT8_BLOCK - 1) / FLOAT8_BLOCK;
-  return (int64_t)padded_k * PANEL + (int64_t)blocks * FLOAT8_SCALES;
-}
-
-// The block of a panel that begins at `k`.
-INLINE const char* float8_block(const char* panel, int k) {
-  return panel + (int64_t)(k / FLOAT8_BLOCK) * (FLOAT8_SCALES + FLOAT8_BLOCK * PANEL);
-}
 
 typedef int16_t rh __attribute__((vector_size(REGISTER)));
 typedef int8_t rbh __attribute__((vector_size(REGISTER / 2)));
@@ -54,36 +36,33 @@ INLINE rh added_to_subnormals(rh m) {
 }
 #endif
 
-// Codes of REGISTER_LANES columns, two of each, as bf16.
-INLINE ri widen_e4m3(const char* from) {
+struct Float8Codes {
+  static constexpr int BLOCK = 128, HEADER = 0, PAIR = 2;
+
+  explicit Float8Codes(const char*) {}
+
+  static INLINE ri widen(const char* from) {
 #if defined(__AVX512BW__)
-  const __m512i codes = _mm512_cvtepi8_epi16(load<__m256i>(from));
-  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
-  // Of a subnormal number, the lowest five bits are m.
-  const __m512i table = _mm512_broadcast_i32x4((__m128i)ADDED_TO_SUBNORMALS);
-  const __m512i added = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(FLOAT8_ADDED), is_subnormal,
-                                                      codes, table);
-  const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(codes, 4),
-                                        _mm512_set1_epi16((int16_t)0x87f0));
-  return (ri)_mm512_add_epi16(bits, added);
+    const __m512i codes = _mm512_cvtepi8_epi16(load<__m256i>(from));
+    const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+    // Of a subnormal number, the lowest five bits are m.
+    const __m512i table = _mm512_broadcast_i32x4((__m128i)ADDED_TO_SUBNORMALS);
+    const __m512i added = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(FLOAT8_ADDED),
+                                                        is_subnormal, codes, table);
+    const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(codes, 4),
+                                          _mm512_set1_epi16((int16_t)0x87f0));
+    return (ri)_mm512_add_epi16(bits, added);
 #else
 #if defined(__AVX2__)
-  const rh codes = (rh)_mm256_cvtepi8_epi16(load<__m128i>(from));
+    const rh codes = (rh)_mm256_cvtepi8_epi16(load<__m128i>(from));
 #else
-  const rh codes = __builtin_convertvector(load<rbh>(from), rh);
+    const rh codes = __builtin_convertvector(load<rbh>(from), rh);
 #endif
-  const rh is_subnormal = (codes & 0x78) == 0;
-  const rh added = is_subnormal ? added_to_subnormals(codes & 7) : rh{} + FLOAT8_ADDED;
-  return (ri)(((codes << 4) & (int16_t)0x87f0) + added);
+    const rh is_subnormal = (codes & 0x78) == 0;
+    const rh added = is_subnormal ? added_to_subnormals(codes & 7) : rh{} + FLOAT8_ADDED;
+    return (ri)(((codes << 4) & (int16_t)0x87f0) + added);
 #endif
-}
-
-// Two k of a column (dot.h).
-struct StepF8 {
-  typedef bf16 element;
-  static constexpr int K = 2, BYTES = FLOAT8_VECTOR;
-  static INLINE ri columns(const char* from) { return widen_e4m3(from); }
-  static INLINE rf add(rf acc, ri x, ri w) { return dot_bf16(acc, x, w); }
+  }
 };
 
 }  // namespace remora

@@ -8,8 +8,8 @@
 namespace remora {
 
 // From Q8 on, formats are grouped (grouped.h). From I4_128 on, they hold integers of a checkpoint: bits, Z
-// with zeros, and the k that share a scale; from 32 to 47, blocks of GGUF of the same name. F8 has scales, too
-// (float8.h). The others are plain arrays of numbers.
+// with zeros, and the k that share a scale; from 32 to 47, blocks of GGUF of the same name. From F8 on, they
+// are widened (widened.h). The others are plain arrays of numbers.
 enum Format : int {
   F32 = 0,
   BF16 = 1,
@@ -22,6 +22,7 @@ enum Format : int {
   I4Z_128 = 11,
   I8_128 = 12,
   I8Z_64 = 13,
+  I8Z_32 = 14,
   Q4_0 = 32,
   Q4_1 = 33,
   Q5_0 = 34,
@@ -32,15 +33,19 @@ enum Format : int {
   Q4_K = 39,
   Q5_K = 40,
   Q6_K = 41,
+  IQ4_NL = 42,
+  IQ4_XS = 43,
   MXFP4 = 48,
   F8 = 64,
+  T4 = 65,
 };
 
 inline bool is_grouped(Format format) { return format >= Q8 && format < F8; }
+inline bool is_widened(Format format) { return format >= F8; }
 
 // Format of the rows that a weight is multiplied with.
 inline Format format_of_rows(Format format) {
-  return format == F16 ? F32 : format == F8 ? BF16 : format;
+  return format == F16 ? F32 : is_widened(format) ? BF16 : format;
 }
 
 // Of plain formats: bytes of a number, and number `index` of an array.

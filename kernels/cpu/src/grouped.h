@@ -112,42 +112,56 @@ struct SixBits {
   }
 };
 
-// The numbers of e2m1 with codes `codes`, bytes below 16, doubled and plus 12.
-INLINE ri float4_numbers(ri codes) {
-  typedef int8_t Table __attribute__((vector_size(16)));
-  typedef int8_t Bytes __attribute__((vector_size(REGISTER)));
-  const Table table = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+// Numbers of a table of 16 bytes, at places below 16.
+typedef uint8_t Table __attribute__((vector_size(16)));
+
+INLINE ri looked_up(Table table, ri places) {
 #if defined(__AVX512BW__)
-  return (ri)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table), (__m512i)codes);
+  return (ri)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table), (__m512i)places);
 #elif defined(__AVX2__)
-  return (ri)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)codes);
+  return (ri)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)places);
 #elif defined(__aarch64__)
-  return (ri)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)codes);
+  return (ri)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)places);
 #else
+  typedef uint8_t Bytes __attribute__((vector_size(REGISTER)));
   Bytes numbers;
-  for (int i = 0; i < REGISTER; i++) numbers[i] = table[((Bytes)codes)[i]];
+  for (int i = 0; i < REGISTER; i++) numbers[i] = table[((Bytes)places)[i]];
   return (ri)numbers;
 #endif
 }
 
 #if !defined(__AVX512F__)
-INLINE vi float4_numbers(vi codes) {
+INLINE vi looked_up(Table table, vi places) {
   vi numbers;
   UNROLL for (int part = 0; part < PARTS; part++)
     store((char*)&numbers + part * REGISTER,
-          float4_numbers(load<ri>((const char*)&codes + part * REGISTER)));
+          looked_up(table, load<ri>((const char*)&places + part * REGISTER)));
   return numbers;
 }
 #endif
 
-// Nibbles that are numbers of e2m1; doubled, they are whole.
-struct Float4 {
-  static constexpr int STEPS = 2, WORDS = 1, ZERO = 12;
+// Nibbles that are places in a table of codes.
+template <class Places>
+struct TabledNibbles {
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = Places::ZERO;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
-    return float4_numbers(nibbles(step, word));
+    return looked_up(Places::TABLE, nibbles(step, word));
   }
+};
+
+// Numbers of e2m1; doubled, they are whole.
+struct Float4 {
+  static constexpr int ZERO = 12;
+  static constexpr Table TABLE = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+};
+
+// The levels of GGUF's IQ4 formats, denser around 0.
+struct Levels4 {
+  static constexpr int ZERO = 128;
+  static constexpr Table TABLE = {1,   24,  45,  63,  79,  93,  106, 118,
+                                  129, 141, 153, 166, 181, 197, 217, 241};
 };
 
 // The tile of 16 columns whose codes are stored at some address.
@@ -302,6 +316,7 @@ typedef Grouped<Nibbles<0>, ScaledFromZero<f16>, 64> GroupedI4Z_64;
 typedef Grouped<Nibbles<0>, ScaledFromZero<f16>, 64, 2> GroupedI4Z_128;
 typedef Grouped<Bytes, Scaled<float>, 64, 2> GroupedI8_128;
 typedef Grouped<Bytes, ScaledFromZero<f16>, 64> GroupedI8Z_64;
+typedef Grouped<Bytes, ScaledFromZero<f16>, 32> GroupedI8Z_32;
 typedef Grouped<Nibbles<8>, Scaled<f16>, 32> GroupedQ4_0;
 typedef Grouped<Nibbles<0>, ScaledFromLeastF16, 32> GroupedQ4_1;
 typedef Grouped<FiveBits<16>, Scaled<f16>, 32> GroupedQ5_0;
@@ -312,7 +327,9 @@ typedef Grouped<Nibbles<4>, Levels<16>, 16, 16> GroupedQ3_K;  // codes of three 
 typedef Grouped<Nibbles<0>, LevelsFromLeast<8>, 32, 8> GroupedQ4_K;
 typedef Grouped<FiveBits<0>, LevelsFromLeast<8>, 32, 8> GroupedQ5_K;
 typedef Grouped<SixBits, Levels<16>, 16, 16> GroupedQ6_K;
-typedef Grouped<Float4, ScaledByPower, 32> GroupedMXFP4;
+typedef Grouped<TabledNibbles<Levels4>, Scaled<f16>, 32> GroupedIQ4_NL;
+typedef Grouped<TabledNibbles<Levels4>, Levels<8>, 32, 8> GroupedIQ4_XS;
+typedef Grouped<TabledNibbles<Float4>, ScaledByPower, 32> GroupedMXFP4;
 
 // Call `body` with a grouped format's type.
 template <class Body>
@@ -325,6 +342,7 @@ INLINE auto with_grouped(Format format, Body&& body) {
     case I4Z_128: return body(GroupedI4Z_128{});
     case I8_128: return body(GroupedI8_128{});
     case I8Z_64: return body(GroupedI8Z_64{});
+    case I8Z_32: return body(GroupedI8Z_32{});
     case Q4_0: return body(GroupedQ4_0{});
     case Q4_1: return body(GroupedQ4_1{});
     case Q5_0: return body(GroupedQ5_0{});
@@ -335,6 +353,8 @@ INLINE auto with_grouped(Format format, Body&& body) {
     case Q4_K: return body(GroupedQ4_K{});
     case Q5_K: return body(GroupedQ5_K{});
     case Q6_K: return body(GroupedQ6_K{});
+    case IQ4_NL: return body(GroupedIQ4_NL{});
+    case IQ4_XS: return body(GroupedIQ4_XS{});
     case MXFP4: return body(GroupedMXFP4{});
     default: return body(GroupedQ4{});
   }

@@ -25,22 +25,23 @@ void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int p
 }
 
 // Every block is summed apart, then scaled and added.
-template <int MR, int NV>
-void float8_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel, int vector,
-                 int row) {
+template <class Codes, int MR, int NV>
+void widened_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel, int vector,
+                  int row) {
+  typedef StepWidened<Codes> Step;
   const bf16* rows = (const bf16*)x.values + (int64_t)row * x.stride;
-  const char* w = weight.data + panel * panel_bytes(F8, weight.k);
-  const int padded = padded_k(F8, weight.k);
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
+  const int padded = padded_k(weight.format, weight.k);
+  const Step step{Codes(w)};
   vf total[MR][NV] = {};
-  for (int k = 0; k < padded; k += FLOAT8_BLOCK) {
-    const char* block = float8_block(w, k);
-    const int steps = std::min(FLOAT8_BLOCK, padded - k) / StepF8::K;
+  for (int k = 0; k < padded; k += Codes::BLOCK) {
+    const char* block = widened_block<Codes>(w, k);
     const char* columns[NV];
     UNROLL for (int v = 0; v < NV; v++)
-      columns[v] = block + FLOAT8_SCALES + (vector + v) * FLOAT8_VECTOR;
+      columns[v] = block + BLOCK_SCALES + (vector + v) * Step::BYTES;
     vf acc[MR][NV] = {};
-    dot_columns<StepF8, MR, NV>(acc, rows + k, x.stride, columns, PANEL_VECTORS * FLOAT8_VECTOR,
-                                steps);
+    dot_columns<Step, MR, NV>(acc, rows + k, x.stride, columns, PANEL_VECTORS * Step::BYTES,
+                              std::min(Codes::BLOCK, padded - k) / Step::K, step);
     UNROLL for (int v = 0; v < NV; v++) {
       const vf scale = load<vf>((const float*)block + (vector + v) * LANES);
       UNROLL for (int r = 0; r < MR; r++) total[r][v] = fma(acc[r][v], scale, total[r][v]);
@@ -134,11 +135,12 @@ void multiply_plain(const Weight& weight, const Rows& x, const Writer& to, const
   });
 }
 
-void multiply_float8(const Weight& weight, const Rows& x, const Writer& to, const Columns& columns,
-                     int first, int last) {
+template <class Codes>
+void multiply_widened(const Weight& weight, const Rows& x, const Writer& to, const Columns& columns,
+                      int first, int last) {
   for_tiles<TILE_ROWS>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
-    float8_tile<decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel, vector,
-                                                               row);
+    widened_tile<Codes, decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel,
+                                                                       vector, row);
   });
 }
 
@@ -166,14 +168,14 @@ void multiply_panel(const Weight& weight, const Rows& x, const Output& out, cons
 #if REMORA_TILES
   multiply_by_tiles(weight, x, to, columns, first, last, stage);
 #else
-  switch (weight.format) {
-    case BF16: return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
-    case F8: return multiply_float8(weight, x, to, columns, first, last);
-    default:
-      return with_grouped(weight.format, [&](auto grouped) {
-        multiply_grouped<decltype(grouped)>(weight, x, to, columns, first, last);
-      });
-  }
+  if (weight.format == BF16) return multiply_plain<StepBF16>(weight, x, to, columns, first, last);
+  if (is_widened(weight.format))
+    return with_widened(weight.format, [&](auto codes) {
+      multiply_widened<typename decltype(codes)::type>(weight, x, to, columns, first, last);
+    });
+  with_grouped(weight.format, [&](auto grouped) {
+    multiply_grouped<decltype(grouped)>(weight, x, to, columns, first, last);
+  });
 #endif
 }
 

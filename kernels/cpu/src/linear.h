@@ -8,7 +8,10 @@
 //   F32   [k][64] float
 //   BF16  [k / 2][64][2] bf16
 //   F16   [k][64] f16; rows are F32
-//   F8    per block of 128 k: scale [64] float, then [k / 2][64][2] e4m3 (float8.h); rows are BF16
+//   F8    per block of 128 k: scale [64] float, then [k / 2][64][2] e4m3 (widened.h); rows are BF16
+//   T4    table [2][16] bf16; per block of 64 k: scale [64] float, then [k / 2][64] bytes, whose low
+//         nibbles are places of the first k and whose high nibbles are those of the second (widened.h);
+//         rows are BF16;  w = scale * table[place]
 //   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
 //   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, whose low
 //         nibbles are the first four k and whose high nibbles are the next;  w = scale * u + least
@@ -17,7 +20,7 @@
 //   I8    per block of k: scale [64] float, then the codes of each group as in Q8
 //   I8Z   per block of k: scale [64] f16, zero [64] s8, then the codes of Q8;
 //         w = scale * (u - 128 - zero)
-//   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+//   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS
 //         blocks of GGUF, of 32 or 256 k: scales, levels of groups, then codes (grouped.h)
 // Grouped formats (grouped.h; pack.cpp rounds to Q8 and Q4) quantise activations as
 // well, per row and group of k: x = scale * s.
@@ -26,20 +29,21 @@
 // of 32 columns that a product of 16 bits reads together:
 //   BF16  [2][k / 32][2][16 k / 2][16][2] bf16
 //   F8    as above, but [k / 32][4][16 k / 2][16][2] e4m3
+//   T4    as above, but [k / 32][4][16 k / 2][16] bytes
 //   Q8    as above, but [4][16 k / 4][16][4] s8;  w = scale * s
 //   Q4    as above, but [4][4 k / 8][16][4] bytes
 #pragma once
 
 #include "activation.h"
-#include "float8.h"
 #include "grouped.h"
 #include "low_rank.h"
+#include "widened.h"
 
 namespace remora {
 
 // Whether products with a weight of this format use tile registers.
 inline bool uses_tiles(Format format) {
-  return HAS_TILES && (format == BF16 || format == F8 || is_grouped(format));
+  return HAS_TILES && (format == BF16 || is_widened(format) || is_grouped(format));
 }
 
 // k of a group of activations.
@@ -51,7 +55,7 @@ inline int group_size(Format format) {
 inline int unit_of_k(Format format) {
   if (is_grouped(format))
     return with_grouped(format, [](auto grouped) { return decltype(grouped)::BLOCK; });
-  return format != BF16 && format != F8 ? 1 : HAS_TILES ? 32 : 2;
+  return format != BF16 && !is_widened(format) ? 1 : HAS_TILES ? 32 : 2;
 }
 
 // k padded to whole units; padding of activations is 0.
@@ -62,16 +66,15 @@ inline int padded_k(Format format, int k) {
 
 inline int64_t panel_bytes(Format format, int k) {
   const int64_t kp = padded_k(format, k);
-  switch (format) {
-    case F32: return kp * PANEL * 4;
-    case BF16: return kp * PANEL * 2;
-    case F16: return kp * PANEL * 2;
-    case F8: return float8_panel_bytes(kp);
-    default:
-      return with_grouped(format, [&](auto grouped) {
-        return kp / decltype(grouped)::BLOCK * decltype(grouped)::BYTES;
-      });
-  }
+  if (is_widened(format))
+    return with_widened(format, [&](auto codes) {
+      return widened_panel_bytes<typename decltype(codes)::type>(kp);
+    });
+  if (is_grouped(format))
+    return with_grouped(format, [&](auto grouped) {
+      return kp / decltype(grouped)::BLOCK * decltype(grouped)::BYTES;
+    });
+  return kp * PANEL * number_bytes(format);
 }
 
 // Offset of a step of k (4 bytes) of one column in the values of a panel (BF16, `steps` is k / 2) or of
@@ -130,7 +133,7 @@ uint64_t new_stage();
 // Fewest vectors of columns for `multiply_panel`. Updates need whole register tiles; tile registers
 // take the vectors that are adjacent.
 inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates) {
-  if (HAS_TILES && (format == F8 || is_grouped(format))) return PANEL_VECTORS;
+  if (HAS_TILES && (is_widened(format) || is_grouped(format))) return PANEL_VECTORS;
   if (has_updates) return TILE_VECTORS;
   return epilogue == GATED || (HAS_TILES && format == BF16) ? 2 : 1;
 }

@@ -7,8 +7,8 @@
 #include "buffer.h"
 #include "division.h"
 #include "dot.h"
-#include "tile_float8.h"
 #include "tile_low_rank.h"
+#include "tile_widened.h"
 
 namespace remora {
 
@@ -349,10 +349,11 @@ void add_groups(const char* w, float* sums) {
   }
 }
 
-void add_float8(const char* w, int padded_k, float* sums) {
+template <class Codes>
+void add_widened(const char* w, int padded_k, float* sums) {
   const PackedRows& rows = scratch.rows;
   TileUse use(TilePalette(TILE_ROW_BYTES, std::min(TILE_SIDE, rows.num_rows())));
-  Float8Product(w, padded_k, rows).run(sums);
+  WidenedProduct<Codes, PackedRows>(w, padded_k, rows).run(sums);
 }
 
 // Products of whole panels. add(panel, sums): sums [rows, whole blocks][64] += the product
@@ -383,16 +384,16 @@ void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
   scratch.rows.pack(x, format, format == BF16 ? weight.k : padded, first, last, stage);
   const Finish finish(to, columns, stage);
   if (finish.updates) arrange_shrunk(*finish.updates, first, last, stage);
-  switch (weight.format) {
-    case BF16: return multiply_bf16(weight, finish, first);
-    case F8:
-      return multiply_whole(weight, finish, first,
-                            [&](const char* w, float* sums) { add_float8(w, padded, sums); });
-    default:
-      return with_grouped(weight.format, [&](auto grouped) {
-        multiply_whole(weight, finish, first, add_groups<decltype(grouped)>);
+  if (weight.format == BF16) return multiply_bf16(weight, finish, first);
+  if (is_widened(weight.format))
+    return with_widened(weight.format, [&](auto codes) {
+      multiply_whole(weight, finish, first, [&](const char* w, float* sums) {
+        add_widened<typename decltype(codes)::type>(w, padded, sums);
       });
-  }
+    });
+  with_grouped(weight.format, [&](auto grouped) {
+    multiply_whole(weight, finish, first, add_groups<decltype(grouped)>);
+  });
 }
 
 }  // namespace remora

@@ -33,7 +33,7 @@ from tests.engine.graphs.test_adapters import ADAPTERS, add_adapters
 from tests.engine.loaded import load
 from tests.engine.models.families import make_family
 from tests.engine.weights.formats.checkpoints import quantise
-from tests.engine.weights.formats.writers import Sample, Written, numbers, streams
+from tests.engine.weights.formats.writers import Sample, Written, bnb_nf4, numbers, streams
 
 QKV = ("q_proj", "k_proj", "v_proj")
 LINEARS = (*QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,6 +56,15 @@ def int8(outputs: int, inputs: int) -> Written:
 
 SETTINGS = {"quant_method": "gptq", "bits": 8, "group_size": 64, "checkpoint_format": "gptq_v2"}
 INT8 = Sample(SETTINGS, int8)
+
+
+def nf4(outputs: int, inputs: int) -> Written:
+    """Write indices into a table, of the size of usual weights."""
+    tensors, plain = bnb_nf4(outputs, inputs, is_nested=False)
+    return tensors | {"weight.absmax": tensors["weight.absmax"] * 0.05}, plain * 0.05
+
+
+NF4 = Sample({"quant_method": "bitsandbytes"}, nf4)
 
 
 @contextmanager
@@ -120,6 +129,16 @@ def test_weights_are_multiplied_as_they_are_stored(
     check_close(quantised, plain, library)
     with built(quantised, library) as held, built(plain, library, Format.Q8) as rounded:
         assert held.weight_bytes == rounded.weight_bytes
+
+
+def test_runs_within_rows_are_multiplied_as_they_are_stored(
+    library: Library, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    quantised, plain = quantise(tiny_checkpoints("llama"), tmp_path, NF4, LINEARS)
+
+    check_close(quantised, plain, library)
+    with built(quantised, library) as held, built(plain, library) as whole:
+        assert held.weight_bytes < whole.weight_bytes
 
 
 @pytest.mark.parametrize("endings", [("q_proj", "gate_proj"), ("k_proj", "up_proj", "down_proj")])

@@ -23,7 +23,7 @@ from remora.engine.weights.formats.bits import add_to_each, unpack_bits, unpack_
 from tests.conftest import TinyCheckpoints
 from tests.engine.loaded import load
 from tests.engine.weights.formats.checkpoints import quantise, rewrite
-from tests.engine.weights.formats.writers import SAMPLES, Sample, signed, stream
+from tests.engine.weights.formats.writers import SAMPLES, Sample, ct_packed, signed, stream
 
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
 
@@ -116,6 +116,18 @@ def test_a_description_counts_the_weights_of_each_kind(llama: Path, tmp_path: Pa
     assert found.endswith("quantised: 4 gptq 4 bits, groups of 32")
 
 
+def test_runs_that_cross_rows_are_counted_apart(llama: Path, tmp_path: Path) -> None:
+    quantised, _ = quantise(llama, tmp_path, SAMPLES["bnb-nf4"])
+
+    found = {each.label: each for each in read_model_facts(quantised).stored}
+
+    whole = found.pop("bitsandbytes nf4, runs of 64")
+    crossing = found.pop("bitsandbytes nf4, runs of 64 that cross rows")
+    assert not found
+    assert (whole.number, whole.is_native) == (1, True)
+    assert (crossing.number, crossing.is_native) == (3, False)
+
+
 DAMAGES: Mapping[str, tuple[str, str, str]] = {
     "no-scales": ("awq", "scales", r"has qweight and no scales"),
     "no-zeros": ("gptq-v1", "qzeros", r"has qweight and no qzeros"),
@@ -146,6 +158,9 @@ def test_missing_tensors_are_named(damage: str, llama: Path, tmp_path: Path) -> 
         ("gptq-v1", "g_idx"),
         ("ct-packed", "weight_packed"),
         ("ct-packed", "weight_scale"),
+        ("ct-packed-g64-short", "weight_scale"),
+        ("ct-packed-asymmetric", "weight_zero_point"),
+        ("ct-bytes-g64-short", "weight_zero_point"),
         ("ct-int8", "weight_scale"),
         ("ct-nvfp4", "weight_scale"),
         ("fp8-blocks", "weight_scale_inv"),
@@ -153,6 +168,9 @@ def test_missing_tensors_are_named(damage: str, llama: Path, tmp_path: Path) -> 
         ("modelopt-nvfp4", "weight_scale"),
         ("bnb-nf4", "weight"),
         ("bnb-nf4", "weight.absmax"),
+        ("bnb-nf4", "weight.quant_map"),
+        ("bnb-nf4-nested", "weight.nested_absmax"),
+        ("bnb-nf4-nested", "weight.nested_quant_map"),
         ("bnb-int8", "SCB"),
         ("torchao-int8", "_weight_scale"),
     ],
@@ -184,6 +202,20 @@ def test_scales_that_are_no_numbers_are_refused(
     with pytest.raises(
         ConfigError, match=r"down_proj.weight .* a scale is infinite or not a number"
     ):
+        load(quantised)
+
+
+@pytest.mark.parametrize(("size", "groups"), [(32, 3), (128, 1)])
+def test_groups_of_another_size_than_the_settings_say_are_named(
+    size: int, groups: int, llama: Path, tmp_path: Path
+) -> None:
+    settings = SAMPLES["ct-packed-g64-short"].settings
+    sample = Sample(settings, lambda o, i: ct_packed(o, i, size=size))
+    quantised, _ = quantise(llama, tmp_path, sample, ("self_attn.q_proj",))
+    message = (
+        rf"q_proj\.weight_scale .* is \[96, {groups}\]; expected \[96, 2\] for groups of 64 of"
+    )
+    with pytest.raises(ConfigError, match=message):
         load(quantised)
 
 

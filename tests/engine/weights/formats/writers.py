@@ -142,6 +142,16 @@ def ct_packed(
     return tensors, made.plain
 
 
+def ct_bytes(outputs: int, inputs: int, *, size: int) -> Written:
+    made = numbers(outputs, inputs, size, 8, dtype=torch.bfloat16)
+    tensors = {
+        "weight": (made.codes - 128).to(torch.int8),
+        "weight_scale": made.scales,
+        "weight_zero_point": (made.zeros - 128).to(torch.int8),
+    }
+    return tensors, made.plain
+
+
 def ct_int8(outputs: int, inputs: int) -> Written:
     codes = torch.randint(-128, 128, (outputs, inputs)).to(torch.int8)
     scales = torch.rand(outputs, 1) * 0.01
@@ -278,6 +288,11 @@ SAMPLES: Mapping[str, Sample] = {
     ),
     "ct-packed": Sample(_ct(4, 32), ct_packed),
     "ct-packed-asymmetric": Sample(_ct(4, 32), lambda o, i: ct_packed(o, i, is_symmetric=False)),
+    "ct-packed-g64-short": Sample(_ct(4, 64), lambda o, i: ct_packed(o, i, size=64)),
+    "ct-packed-asymmetric-g64-short": Sample(
+        _ct(4, 64), lambda o, i: ct_packed(o, i, size=64, is_symmetric=False)
+    ),
+    "ct-bytes-g64-short": Sample(_ct(8, 64), lambda o, i: ct_bytes(o, i, size=64)),
     "ct-packed-3-bits": Sample(
         _ct(3, 32), lambda o, i: ct_packed(o, i, bits=3, is_symmetric=False)
     ),

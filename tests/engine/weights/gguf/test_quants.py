@@ -185,6 +185,7 @@ SCALES_AT = {
     Kind.Q5_K: (0, 2),
     Kind.Q6_K: (208,),
     Kind.IQ1_M: (),
+    Kind.MXFP4: (),
 }
 
 
@@ -252,4 +253,38 @@ def test_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "x.gguf", Kind.I8, np.zeros((2, 32), dtype=np.int8))
 
     with pytest.raises(ConfigError, match=r"x\.gguf holds x as I8, which"):
+        read_gguf(file)
+
+
+def test_blocks_of_mxfp4_are_a_weight_of_4_bit_floats(tmp_path: Path) -> None:
+    blocks = random_blocks(Kind.MXFP4)
+    blocks[..., 0] %= 250
+    blocks[0, :3, 0] = torch.arange(3)
+    (tensor,) = read_gguf(write(tmp_path / "x.gguf", Kind.MXFP4, blocks.reshape(ROWS, -1))).tensors
+
+    assert tensor.is_kind
+    assert torch.equal(
+        tensor.weight().dequantised(),
+        torch.from_numpy(gguf.dequantize(blocks.reshape(ROWS, -1), Kind.MXFP4)),
+    )
+
+
+def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:
+    blocks = random_blocks(Kind.MXFP4).reshape(ROWS, -1)
+    blocks[:, ::17] %= 250
+    blocks[1, 17] = 255
+    (tensor,) = read_gguf(write(tmp_path / "x.gguf", Kind.MXFP4, blocks)).tensors
+
+    with pytest.raises(
+        ConfigError, match=r"x in \S+x\.gguf cannot be decoded: a scale is infinite"
+    ):
+        tensor.weight()
+
+
+@pytest.mark.parametrize("kind", [Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4], ids=lambda kind: kind.name)
+def test_blocks_that_are_cut_off_are_named(kind: Kind, tmp_path: Path) -> None:
+    file = write(tmp_path / "x.gguf", kind, random_blocks(kind).reshape(ROWS, -1))
+    file.write_bytes(file.read_bytes()[:-40])
+
+    with pytest.raises(ConfigError, match=rf"x, {kind.name} \[{ROWS}, {COLUMNS}\], ends at byte"):
         read_gguf(file)

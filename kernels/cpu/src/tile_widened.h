@@ -1,4 +1,4 @@
-// Products of 8-bit floats by tile registers.
+// Products of widened formats (widened.h) by tile registers.
 //
 // A block of k is widened to tiles of bf16, which stay in the first-level cache while all rows are
 // multiplied with them. Sums are those of tile products of bf16 (tile.h), scaled block by block.
@@ -6,24 +6,24 @@
 
 #include <algorithm>
 
-#include "float8.h"
+#include "widened.h"
 
 #if REMORA_TILES
 
 namespace remora {
 
 // Rows: of a chunk, in the order in which tiles read them (tile_product.cpp).
-template <class Rows>
-class Float8Product {
+template <class Codes, class Rows>
+class WidenedProduct {
  public:
-  Float8Product(const char* panel, int padded_k, const Rows& rows)
-      : panel_(panel), k_(padded_k), rows_(rows) {}
+  WidenedProduct(const char* panel, int padded_k, const Rows& rows)
+      : panel_(panel), k_(padded_k), rows_(rows), codes_(panel) {}
 
   // `sums` [16 rows of each block][64] += products of the panel.
   void run(float* sums) {
     if (rows_.num_blocks() == 1) return run_block(sums);
-    for (int k = 0; k < k_; k += FLOAT8_BLOCK) {
-      const int num_tiles = std::min(FLOAT8_BLOCK, k_ - k) / TILE_K;
+    for (int k = 0; k < k_; k += Codes::BLOCK) {
+      const int num_tiles = std::min(Codes::BLOCK, k_ - k) / TILE_K;
       for (int at = 0; at < num_tiles; at++) widen(k + at * TILE_K, at);
       int block = 0;
       for (; block + 1 < rows_.num_blocks(); block += 2)
@@ -47,23 +47,25 @@ class Float8Product {
   void run_block(float* sums) {
     widen(0, 0);
     for (int k = 0, at = 0; k < k_; k += TILE_K, at ^= 1) {
-      if (k % FLOAT8_BLOCK == 0) zero_sums();
+      if (k % Codes::BLOCK == 0) zero_sums();
       multiply<1>(k, at, 0, 0);
       const int next = k + TILE_K;
       if (next < k_) widen(next, at ^ 1);
-      if (next == k_ || next % FLOAT8_BLOCK == 0)
-        add_sums<1>(k / FLOAT8_BLOCK * FLOAT8_BLOCK, 0, 0, sums);
+      if (next == k_ || next % Codes::BLOCK == 0)
+        add_sums<1>(k / Codes::BLOCK * Codes::BLOCK, 0, 0, sums);
     }
   }
 
   // Columns [k, k + 32) become the tiles [4 vectors] at `at`.
   void widen(int k, int at) {
-    const char* codes = float8_block(panel_, k) + FLOAT8_SCALES + k % FLOAT8_BLOCK * PANEL;
+    constexpr int OF_K = Codes::PAIR * PANEL, OF_REGISTER = Codes::PAIR * REGISTER_LANES;  // bytes
+    const Codes codes = codes_;
+    const char* from = widened_block<Codes>(panel_, k) + BLOCK_SCALES + k % Codes::BLOCK / 2 * OF_K;
     char* to = wide_[at];
-    for (int line = 0; line < TILE_K * PANEL; line += 64) {
-      __builtin_prefetch(codes + STREAM_AHEAD);
-      UNROLL for (int i = 0; i < 2 * PARTS; i++, codes += REGISTER / 2, to += REGISTER)
-        store(to, widen_e4m3(codes));
+    for (int line = 0; line < TILE_K / 2 * OF_K; line += 64) {
+      __builtin_prefetch(from + STREAM_AHEAD);
+      UNROLL for (int i = 0; i < 64 / OF_REGISTER; i++, from += OF_REGISTER, to += REGISTER)
+        store(to, codes.widen(from));
     }
   }
 
@@ -91,7 +93,7 @@ class Float8Product {
     constexpr int VECTORS = 4 / BLOCKS;
     store_tile<SUMS>(dots_[0], TILE_ROW_BYTES), store_tile<SUMS + 1>(dots_[1], TILE_ROW_BYTES);
     store_tile<SUMS + 2>(dots_[2], TILE_ROW_BYTES), store_tile<SUMS + 3>(dots_[3], TILE_ROW_BYTES);
-    const float* scales = (const float*)float8_block(panel_, k) + vector * LANES;
+    const float* scales = (const float*)widened_block<Codes>(panel_, k) + vector * LANES;
     UNROLL for (int tile = 0; tile < 4; tile++) {
       const int below = tile / VECTORS, column = tile % VECTORS * LANES;
       const vf scale = load<vf>(scales + column);
@@ -104,7 +106,8 @@ class Float8Product {
   const char* panel_;
   const int k_;
   const Rows& rows_;
-  alignas(64) char wide_[FLOAT8_BLOCK / TILE_K][PANEL_VECTORS * TILE_BYTES];
+  const Codes codes_;
+  alignas(64) char wide_[Codes::BLOCK / TILE_K][PANEL_VECTORS * TILE_BYTES];
   alignas(64) float dots_[4][TILE_SIDE][LANES];
 };
 
