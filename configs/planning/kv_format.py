@@ -10,21 +10,33 @@ from remora.configs.facts import ModelFacts
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.shares import kv_elements_per_token
 from remora.configs.schema import ServeConfig
-from remora.configs.sections.engine import KVDtype
+from remora.configs.sections.engine import KV_8_BIT, KVDtype
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-KV_8_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 SCALE_BYTES = 2  # of each token and head, in 8-bit formats
+KVScales = tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+"""Static scales: of K and V of each layer, for each KV head."""
 
 
 def pick_kv_dtype(
-    config: ServeConfig, model: ModelFacts, dtype: str, on_device: DevicePlan
+    config: ServeConfig,
+    model: ModelFacts,
+    dtype: str,
+    on_device: DevicePlan,
+    *,
+    converts_e4m3: bool = True,
 ) -> KVDtype:
     """Return the format of cached K and V; auto = that of activations, `dtype`.
 
+    converts_e4m3:  whether Triton kernels do, on the GPUs of this machine
+
+    If none is configured, it is the one that the checkpoint declares, where that is supported.
     Raises ConfigError for a format that the model or the backend does not support.
     """
     wanted = config.engine.kv_dtype
+    if wanted == "auto" and model.kv_dtype:
+        is_free = not _obstacle(model.kv_dtype, model, on_device, converts_e4m3)
+        return model.kv_dtype if is_free else "auto"
     if wanted in ("auto", dtype):
         return "auto"
     name = f"engine.kv_dtype = {wanted}"
@@ -33,7 +45,16 @@ def pick_kv_dtype(
             f"{name}: the model computes in {dtype}, and K and V are cached in that format or in "
             f"8 bits; set it to auto, {', '.join(KV_8_BIT)}, or set model.dtype to {wanted}"
         )
-    for is_fault, reason in (
+    if reason := _obstacle(wanted, model, on_device, converts_e4m3):
+        raise ConfigError(f"{name}: {reason}")
+    return wanted
+
+
+def _obstacle(
+    wanted: KVDtype, model: ModelFacts, on_device: DevicePlan, converts_e4m3: bool
+) -> str:
+    """Return why K and V cannot be cached in an 8-bit format, and what to set; "" = they can."""
+    reasons = (
         (
             model.kv_vectors == 1,
             "the model caches latents (MLA), of which one scale for a token would also be that of "
@@ -45,14 +66,17 @@ def pick_kv_dtype(
             "token and head; set that to triton, or kv_dtype to auto",
         ),
         (
+            wanted == "fp8_e4m3" and on_device.attention_backend == "triton" and not converts_e4m3,
+            "Triton kernels cannot convert e4m3 on this GPU (they can on NVIDIA GPUs of compute "
+            "capability 8.9 and above); set it to int8 or fp8_e5m2",
+        ),
+        (
             on_device.compiled_rows > 0,
             "compiled decode steps read K and V unquantised; leave engine.compile out, or set "
             "kv_dtype to auto",
         ),
-    ):
-        if is_fault:
-            raise ConfigError(f"{name}: {reason}")
-    return wanted
+    )
+    return next((reason for is_fault, reason in reasons if is_fault), "")
 
 
 def kv_bytes_per_token(

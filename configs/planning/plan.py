@@ -15,7 +15,12 @@ from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
-from remora.configs.planning.kv_format import DTYPE_BYTES, kv_bytes_per_token, pick_kv_dtype
+from remora.configs.planning.kv_format import (
+    DTYPE_BYTES,
+    KVScales,
+    kv_bytes_per_token,
+    pick_kv_dtype,
+)
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.scheduling_plan import (
@@ -82,6 +87,8 @@ class EnginePlan:
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and reserved KV memory
     kv_dtype:                format of cached K and V; "auto" = `dtype`
+    kv_scales:               static scales of K and V in 8 bits; () = each token has its own
+    kv_scales_of:            where they are from; "" = there are none
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
     stored:                  formats of weights that the checkpoint stores quantised, and how they
@@ -123,6 +130,8 @@ class EnginePlan:
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
     kv_dtype: KVDtype = "auto"
+    kv_scales: KVScales = ()
+    kv_scales_of: str = ""
     windows: WindowRoom | None = None
     task: Task = "generate"
     stored: str = ""
@@ -222,7 +231,9 @@ def make_plan(
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
-        kv_dtype=pick_kv_dtype(config, model, dtype, on_device),
+        kv_dtype=pick_kv_dtype(
+            config, model, dtype, on_device, converts_e4m3=machine.converts_e4m3
+        ),
     )
     return _with_pools(plan, config, model, budget)
 

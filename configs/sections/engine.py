@@ -13,6 +13,7 @@ AttentionName = Literal[
     "auto", "torch", "triton", "flashinfer", "fa2", "fa3", "fa4", "torch_varlen"
 ]
 KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"]
+KV_8_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -69,10 +70,16 @@ class EngineSection(Section):
     """Tokens per page of the KV cache, the unit of allocation and prefix reuse; a power of two."""
 
     kv_dtype: KVDtype = "auto"
-    """Format of cached K and V. int8, fp8_e4m3, fp8_e5m2 = 8 bits with a scale for each token and
-    head, which hold almost twice the tokens of 16 bits in the same memory: int8 is the most
-    accurate for most models, fp8_e4m3 for keys with a few large channels. auto = the model's
-    format."""
+    """Format of cached K and V. int8, fp8_e4m3, fp8_e5m2 = 8 bits with scales (kv_scales_file),
+    which hold almost twice the tokens of 16 bits in the same memory: int8 is the most accurate for
+    most models, fp8_e4m3 for keys with a few large channels. auto = the format that
+    the checkpoint declares for K and V (kv_cache_scheme, kv_cache_quant_algo), else the model's."""
+
+    kv_scales_file: Name | None = None
+    """JSON file of static scales of K and V for an 8-bit kv_dtype, in the format of vLLM and SGLang
+    (a scale for each layer and tensor-parallel rank) or LightLLM (for each layer, or for each of
+    its KV heads). They replace the scales of tokens; greater values are clipped. Default: the
+    scales of the checkpoint if it has some for kv_dtype, else each token and head has its own."""
 
     kv_memory: Bytes | None = None
     """Size of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""
@@ -256,6 +263,8 @@ class EngineSection(Section):
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         yield from self._memory_conflicts()
+        if self.kv_scales_file is not None and self.kv_dtype not in KV_8_BIT:
+            yield "kv_scales_file", f"needs a kv_dtype of 8 bits: {', '.join(KV_8_BIT)}"
         yield from self._window_conflicts()
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             if key not in self.model_fields_set or self.max_step_tokens is None:

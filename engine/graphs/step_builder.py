@@ -9,7 +9,7 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -57,6 +57,7 @@ class StepShape:
     max_positions:  tokens of the longest sequence
     windows:        page pool of window layers, if they have their own
     kv_dtype:       of quantised K and V; None = the model's
+    kv_scales:      [num_layers, 2, num_kv_heads], static scales; None = each token has its own
     """
 
     max_tokens: int
@@ -66,6 +67,7 @@ class StepShape:
     max_positions: int
     windows: WindowRoom | None = None
     kv_dtype: torch.dtype | None = None
+    kv_scales: Tensor | None = None
 
 
 class StepProgramBuilder:
@@ -117,10 +119,12 @@ class StepProgramBuilder:
         """Allocate KV memory; returns each layer's cache and its index in it."""
         config, shape = self._config, self._shape
 
-        def allocate(num_layers: int, num_pages: int, *, is_windowed: bool = False) -> PagedCache:
+        def allocate(
+            layers: Sequence[int], num_pages: int, *, is_windowed: bool = False
+        ) -> PagedCache:
             return PagedCache.allocate(
                 self._team,
-                num_layers=num_layers,
+                num_layers=len(layers),
                 num_pages=num_pages + 1,
                 page_size=shape.page_size,
                 num_kv_heads=config.num_kv_heads,
@@ -128,15 +132,20 @@ class StepProgramBuilder:
                 format=Format.of(self._model.dtype),
                 kv_format=KvFormat.of(shape.kv_dtype),
                 is_windowed=is_windowed,
+                static_scales=None if shape.kv_scales is None else shape.kv_scales[[*layers]],
             )
 
         if shape.windows is None:
-            cache = allocate(config.num_layers, shape.num_pages)
+            cache = allocate(range(config.num_layers), shape.num_pages)
             return [(cache, layer) for layer in range(config.num_layers)]
         windowed = shape.windows.layers
+        full, narrow = (
+            [layer for layer, is_windowed in enumerate(windowed) if is_windowed == each]
+            for each in (False, True)
+        )
         caches = (
-            allocate(len(windowed) - sum(windowed), shape.num_pages),
-            allocate(sum(windowed), shape.windows.num_pages, is_windowed=True),
+            allocate(full, shape.num_pages),
+            allocate(narrow, shape.windows.num_pages, is_windowed=True),
         )
         return [
             (caches[is_windowed], sum(other == is_windowed for other in windowed[:layer]))

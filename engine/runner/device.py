@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.kv_scales import held_scales
 from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.rank_model import RankModel
@@ -79,26 +80,31 @@ def make_attention(
             device=plan.device,
         )
     backend = _make_backend(model, plan)
+    kv_heads = model.layout.kv_heads(model.config.num_kv_heads)
 
-    def make(num_layers: int, pages: int) -> AttentionBackend:
+    def make(layers: Sequence[int], pages: int) -> AttentionBackend:
         return backend(
-            num_layers=num_layers,
+            num_layers=len(layers),
             num_pages=pages,
             page_size=plan.page_size,
-            num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
+            num_kv_heads=len(kv_heads),
             head_dim=model.config.head_dim,
             dtype=model.dtype,
             kv_dtype=KV_DTYPES.get(plan.kv_dtype),
+            static_scales=held_scales(plan.kv_scales, layers, kv_heads),
             device=plan.device,
         )
 
     room = plan.windows
     if room is None:
-        return make(len(model.layers), num_pages)
+        return make(model.layers, num_pages)
     window_pages = room.num_pages if num_window_pages is None else num_window_pages
     return WindowedAttention(
         [room.layers[layer] for layer in model.layers],
-        lambda num_layers, windowed: make(num_layers, window_pages if windowed else num_pages),
+        lambda windowed: make(
+            [layer for layer in model.layers if room.layers[layer] == windowed],
+            window_pages if windowed else num_pages,
+        ),
     )
 
 

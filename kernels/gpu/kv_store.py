@@ -16,14 +16,20 @@ FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "
 
 
 def store_kv(
-    key: Tensor, value: Tensor, kv_pages: Tensor, slots: Tensor, scales: Tensor | None
+    key: Tensor,
+    value: Tensor,
+    kv_pages: Tensor,
+    slots: Tensor,
+    scales: Tensor | None,
+    static_scales: Tensor | None,
 ) -> None:
     """Write K and V of tokens to their slots.
 
-    key, value:  [T, K, D], each head contiguous
-    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
-    slots:       [T] int64
-    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
+    key, value:     [T, K, D], each head contiguous
+    kv_pages:       [2, pages, page_size, K, D]; K and V each contiguous
+    slots:          [T] int64
+    scales:         [2, pages, page_size, K] bfloat16 of int8 and float8
+    static_scales:  [2, K] bfloat16 contiguous, of all tokens
     """
     num_tokens, num_heads, dim = key.shape
     if key.numel() == 0:
@@ -36,6 +42,7 @@ def store_kv(
         value,
         pages,
         scales,
+        static_memory(static_scales, scales),
         slots,
         num_heads,
         dim,
@@ -47,6 +54,7 @@ def store_kv(
         pages.stride(0),
         scales.stride(0),
         QUANTISED=quantised,
+        IS_STATIC=static_scales is not None,
         **blocks,
         **OPTIONS,
     )
@@ -66,12 +74,19 @@ def slot_memory(kv_pages: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor
     return pages, scales, quantised
 
 
+def static_memory(static_scales: Tensor | None, scales: Tensor) -> Tensor:
+    """Return static scales for kernels; without them, a placeholder that is not read."""
+    assert static_scales is None or static_scales.is_contiguous()
+    return scales if static_scales is None else static_scales
+
+
 @triton.jit
 def store_kernel(
     key: tl.tensor,
     value: tl.tensor,
     pages: tl.tensor,
     scales: tl.tensor,
+    static_scales: tl.tensor,
     slots: tl.tensor,
     num_heads: int,
     dim: int,
@@ -83,6 +98,7 @@ def store_kernel(
     pages_stride: int,
     scales_stride: int,
     QUANTISED: tl.constexpr,
+    IS_STATIC: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
@@ -101,6 +117,7 @@ def store_kernel(
     store_in_slot(
         pages + part * pages_stride + at_M * dim,
         scales + part * scales_stride + at_M,
+        static_scales + part * num_heads + head_M,
         is_head_M,
         first_MC,
         second_MC,
@@ -109,5 +126,6 @@ def store_kernel(
         dim,
         key.dtype.element_ty,
         QUANTISED,
+        IS_STATIC,
         False,
     )

@@ -20,7 +20,7 @@ from remora.kernels.gpu.heads import (
     store_heads,
     store_in_slot,
 )
-from remora.kernels.gpu.kv_store import slot_memory
+from remora.kernels.gpu.kv_store import slot_memory, static_memory
 
 
 def rotate_and_store(
@@ -34,20 +34,22 @@ def rotate_and_store(
     out: Tensor,
     *,
     scales: Tensor | None,
+    static_scales: Tensor | None,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     interleaved: bool,
 ) -> None:
     """Rotate queries, rotate K, store K and V.
 
-    query:       [T, H, D], each token's heads contiguous
-    key, value:  [T, K, D], likewise
-    cos, sin:    [T, P], each row contiguous
-    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
-    slots:       [T] int64
-    out:         [T, H, D] contiguous; overwritten
-    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
-    norms:       weights [D] of query and key
+    query:          [T, H, D], each token's heads contiguous
+    key, value:     [T, K, D], likewise
+    cos, sin:       [T, P], each row contiguous
+    kv_pages:       [2, pages, page_size, K, D]; K and V each contiguous
+    slots:          [T] int64
+    out:            [T, H, D] contiguous; overwritten
+    scales:         [2, pages, page_size, K] bfloat16 of int8 and float8
+    static_scales:  [2, K] bfloat16 contiguous, of all tokens
+    norms:          weights [D] of query and key
     """
     num_tokens, num_heads, dim = query.shape
     num_kv_heads, pairs = key.shape[1], cos.shape[1]
@@ -70,6 +72,7 @@ def rotate_and_store(
         key_norm,
         pages,
         scales,
+        static_memory(static_scales, scales),
         slots,
         out,
         eps,
@@ -85,6 +88,7 @@ def rotate_and_store(
         scales.stride(0),
         NORMS=norms is not None,
         QUANTISED=quantised,
+        IS_STATIC=static_scales is not None,
         INTERLEAVED=interleaved,
         **blocks,
         **OPTIONS,
@@ -102,6 +106,7 @@ def rotate_and_store_kernel(
     key_norm: tl.tensor,
     pages: tl.tensor,
     scales: tl.tensor,
+    static_scales: tl.tensor,
     slots: tl.tensor,
     out: tl.tensor,
     eps: float,
@@ -117,6 +122,7 @@ def rotate_and_store_kernel(
     scales_stride: int,
     NORMS: tl.constexpr,
     QUANTISED: tl.constexpr,
+    IS_STATIC: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
@@ -152,6 +158,7 @@ def rotate_and_store_kernel(
         store_in_slot(
             pages + part * pages_stride + at_M * dim,
             scales + part * scales_stride + at_M,
+            static_scales + part * num_kv_heads + head_M,
             is_head_M,
             first_MC,
             second_MC,
@@ -160,5 +167,6 @@ def rotate_and_store_kernel(
             dim,
             dtype,
             QUANTISED,
+            IS_STATIC,
             INTERLEAVED,
         )

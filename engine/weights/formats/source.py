@@ -39,7 +39,7 @@ class QuantisedWeights:
             if weight.name in self.stored:
                 raise ConfigError(f"{weight.name} in {self.label} is stored in two formats.")
             self.stored[weight.name] = weight
-        if not self.stored:
+        if not self.stored and not any(map(known.unused.fullmatch, source.shapes())):
             raise ConfigError(
                 f"config.json has a quantization_config of {known.name}, and {self.label} holds "
                 "no tensors of that format. Is the config from another checkpoint?"

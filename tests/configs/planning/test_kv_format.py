@@ -9,8 +9,9 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import DevicePlan
-from remora.configs.planning.kv_format import KV_8_BIT, kv_gain, pick_kv_dtype
+from remora.configs.planning.kv_format import kv_gain, pick_kv_dtype
 from remora.configs.planning.memory_report import lines, report
+from remora.configs.sections.engine import KV_8_BIT
 from tests.configs.planning.test_plan import GIB, make_model, plan, refusal
 from tests.configs.test_banner import make_banner
 
@@ -78,3 +79,23 @@ def test_libraries_read_no_such_scales() -> None:
 
     with pytest.raises(ConfigError, match=r"flashinfer reads no scales .* set that to triton"):
         pick_kv_dtype(config, make_model(), "bfloat16", DevicePlan(attention_backend="flashinfer"))
+
+
+def test_auto_is_what_the_checkpoint_declares_where_it_is_supported() -> None:
+    config = parse_args({"model": {"path": "tiny"}})
+    declares, compiled = make_model(kv_dtype="fp8_e4m3"), DevicePlan(compiled_rows=4)
+
+    assert pick_kv_dtype(config, declares, "bfloat16", DevicePlan()) == "fp8_e4m3"
+    assert pick_kv_dtype(config, declares, "bfloat16", compiled) == "auto"
+    plain = parse_args({"model": {"path": "tiny"}, "engine": {"kv_dtype": "bfloat16"}})
+    assert pick_kv_dtype(plain, declares, "bfloat16", DevicePlan()) == "auto"
+
+
+def test_e4m3_is_refused_where_triton_cannot_convert_it() -> None:
+    config = parse_args({"model": {"path": "tiny"}, "engine": {"kv_dtype": "fp8_e4m3"}})
+    triton, torch = (DevicePlan(attention_backend=name) for name in ("triton", "torch"))
+
+    with pytest.raises(ConfigError, match=r"fp8_e4m3: Triton .* set it to int8 or fp8_e5m2"):
+        pick_kv_dtype(config, make_model(), "bfloat16", triton, converts_e4m3=False)
+    assert pick_kv_dtype(config, make_model(), "bfloat16", torch, converts_e4m3=False) == "fp8_e4m3"
+    assert pick_kv_dtype(config, make_model(), "bfloat16", triton) == "fp8_e4m3"
