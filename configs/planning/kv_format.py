@@ -5,10 +5,12 @@ Knows plans and facts; knows nothing of page layouts.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.device_plan import DevicePlan
-from remora.configs.planning.shares import kv_elements_per_token
+from remora.configs.planning.shares import kv_heads_of, share
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KV_8_BIT, KVDtype
 
@@ -79,16 +81,59 @@ def _obstacle(
     return next((reason for is_fault, reason in reasons if is_fault), "")
 
 
+def check_kv_keys(config: ServeConfig, model: ModelFacts, kv_dtype: KVDtype) -> None:
+    """Raise ConfigError for keys that the picked format excludes, or layers that do not exist."""
+    engine = config.engine
+    for key, value in (
+        ("kv_scales_file", engine.kv_scales_file),
+        ("kv_dtype_skip_layers", engine.kv_dtype_skip_layers),
+    ):
+        if value and kv_dtype not in KV_8_BIT:
+            raise ConfigError(
+                f"engine.{key} = {value}: K and V are cached in the model's format; set "
+                f"engine.kv_dtype to {', '.join(KV_8_BIT)}, or leave the key out"
+            )
+    beyond = [layer for layer in engine.kv_dtype_skip_layers if layer >= model.num_layers]
+    if beyond:
+        raise ConfigError(
+            f"engine.kv_dtype_skip_layers: the model has no layer {beyond[0]}; its "
+            f"{model.num_layers} layers are counted from 0"
+        )
+
+
+def kv_layer_bytes(
+    model: ModelFacts,
+    dtype: str,
+    kv_dtype: str = "auto",
+    skip_layers: Collection[int] = (),
+    *,
+    tp_size: int = 1,
+) -> list[int]:
+    """Return the bytes of one token in each layer, scales included, on the rank with the most.
+
+    skip_layers:  with K and V in `dtype` all the same
+    """
+    num_vectors = model.kv_vectors * len(kv_heads_of(model.num_kv_heads, 0, tp_size))
+    plain = num_vectors * model.head_dim * DTYPE_BYTES[dtype]
+    quantised = num_vectors * (model.head_dim + SCALE_BYTES)
+    return [
+        plain if kv_dtype not in KV_8_BIT or layer in skip_layers else quantised
+        for layer in range(model.num_layers)
+    ]
+
+
 def kv_bytes_per_token(
     model: ModelFacts, dtype: str, kv_dtype: str = "auto", *, tp_size: int = 1, pp_size: int = 1
 ) -> int:
     """Return the bytes of K and V of one token on the rank with the most, scales included."""
-    elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
-    if kv_dtype not in KV_8_BIT:
-        return elements * DTYPE_BYTES[dtype]
-    return elements + elements // model.head_dim * SCALE_BYTES
+    layers = kv_layer_bytes(model, dtype, kv_dtype, tp_size=tp_size)
+    stages = (share(model.num_layers, stage, pp_size) for stage in range(pp_size))
+    return max(sum(layers[layer] for layer in stage) for stage in stages)
 
 
-def kv_gain(model: ModelFacts, dtype: str, kv_dtype: str) -> float:
+def kv_gain(
+    model: ModelFacts, dtype: str, kv_dtype: str, skip_layers: Collection[int] = ()
+) -> float:
     """Return how many tokens fit where one of the format `dtype` would."""
-    return kv_bytes_per_token(model, dtype) / kv_bytes_per_token(model, dtype, kv_dtype)
+    layers = kv_layer_bytes(model, dtype, kv_dtype, skip_layers)
+    return kv_bytes_per_token(model, dtype) / sum(layers)

@@ -15,6 +15,7 @@ AttentionName = Literal[
 KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"]
 KV_8_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
+LayerNumber = Annotated[int, Field(ge=0, le=65_535)]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
 
@@ -74,6 +75,12 @@ class EngineSection(Section):
     which hold almost twice the tokens of 16 bits in the same memory: int8 is the most accurate for
     most models, fp8_e4m3 for keys with a few large channels. auto = the format that
     the checkpoint declares for K and V (kv_cache_scheme, kv_cache_quant_algo), else the model's."""
+
+    kv_dtype_skip_layers: Annotated[list[LayerNumber], Field(max_length=4096)] = Field(
+        default_factory=list
+    )
+    """Layers, counted from 0, whose K and V stay in the model's format: for a few layers with keys
+    that 8 bits do not hold. Default: none."""
 
     kv_scales_file: Name | None = None
     """JSON file of static scales of K and V for an 8-bit kv_dtype, in the format of vLLM and SGLang
@@ -263,8 +270,6 @@ class EngineSection(Section):
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         yield from self._memory_conflicts()
-        if self.kv_scales_file is not None and self.kv_dtype not in KV_8_BIT:
-            yield "kv_scales_file", f"needs a kv_dtype of 8 bits: {', '.join(KV_8_BIT)}"
         yield from self._window_conflicts()
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             if key not in self.model_fields_set or self.max_step_tokens is None:

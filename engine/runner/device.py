@@ -27,6 +27,7 @@ from remora.engine.attention.libraries import (
     extra_bytes,
     make_backend,
 )
+from remora.engine.attention.mixed import MixedAttention
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
@@ -82,7 +83,8 @@ def make_attention(
     backend = _make_backend(model, plan)
     kv_heads = model.layout.kv_heads(model.config.num_kv_heads)
 
-    def make(layers: Sequence[int], pages: int) -> AttentionBackend:
+    def make_some(layers: Sequence[int], pages: int, kv_dtype: str) -> AttentionBackend:
+        is_quantised = kv_dtype in KV_DTYPES
         return backend(
             num_layers=len(layers),
             num_pages=pages,
@@ -90,9 +92,22 @@ def make_attention(
             num_kv_heads=len(kv_heads),
             head_dim=model.config.head_dim,
             dtype=model.dtype,
-            kv_dtype=KV_DTYPES.get(plan.kv_dtype),
-            static_scales=held_scales(plan.kv_scales, layers, kv_heads),
+            kv_dtype=KV_DTYPES.get(kv_dtype),
+            static_scales=held_scales(plan.kv_scales, layers, kv_heads) if is_quantised else None,
             device=plan.device,
+        )
+
+    def make(layers: Sequence[int], pages: int) -> AttentionBackend:
+        skipped = [layer in plan.kv_skip_layers for layer in layers]
+        if all(skipped) or not any(skipped):
+            return make_some(layers, pages, plan.dtype if any(skipped) else plan.kv_dtype)
+        return MixedAttention(
+            skipped,
+            lambda is_skipped: make_some(
+                [layer for layer in layers if (layer in plan.kv_skip_layers) == is_skipped],
+                pages,
+                plan.dtype if is_skipped else plan.kv_dtype,
+            ),
         )
 
     room = plan.windows

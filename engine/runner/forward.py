@@ -152,6 +152,7 @@ def _native(
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
         kv_dtype=KV_DTYPES.get(plan.kv_dtype),
+        kv_skip_layers=plan.kv_skip_layers,
         kv_scales=held_scales(plan.kv_scales, model.layers, range(model.config.num_kv_heads)),
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""

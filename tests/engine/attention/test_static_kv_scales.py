@@ -154,7 +154,7 @@ def test_ranks_have_the_scales_of_their_heads_and_layers(
 
     for logits, exact in zip(found.steps, expected.steps, strict=True):
         torch.testing.assert_close(logits, exact, atol=0.05, rtol=0)
-    assert (own.steps[0] - expected.steps[0]).abs().max() > 0.2
+    assert (own.steps[-1] - expected.steps[-1]).abs().max() > 0.2
 
 
 def test_a_file_that_does_not_fit_is_refused_before_weights_are_read(
@@ -165,5 +165,5 @@ def test_a_file_that_does_not_fit_is_refused_before_weights_are_read(
 
     with pytest.raises(ConfigError, match=r"is for int8, and engine\.kv_dtype is fp8_e4m3"):
         make_llm(path, kv_dtype="fp8_e4m3", kv_scales_file=file)
-    with pytest.raises(ConfigError, match="kv_scales_file: needs a kv_dtype of 8 bits"):
+    with pytest.raises(ConfigError, match=r"kv_scales_file = .*cached in the model's format"):
         make_llm(path, kv_scales_file=file)

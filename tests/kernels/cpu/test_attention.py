@@ -225,7 +225,7 @@ def test_static_scales_are_those_of_layer_and_head_and_clip(
 ) -> None:
     heads = Heads(kv_dtype=kv_dtype, static=2.0, num_kv_heads=3, head_dim=head_dim)
     qkv = heads.draw(20, seed=0)
-    qkv[5, heads.num_heads :, 3::8] = torch.nan
+    qkv[5, heads.num_heads :, 3 :: head_dim // 2] = torch.nan  # a rotation's pair
     qkv[6, heads.num_heads :, 3] = 3e38
     qkv[7, heads.num_heads :] = 1e-37
     attending = Attending(each_team, heads, num_sequences=1)
