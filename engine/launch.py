@@ -159,7 +159,7 @@ def build_engine(
         facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
         plan = make_plan(config, facts, machine, path, adapting.room)
-        plan = with_kv_scales(plan, _scale_file(config), facts)
+        plan = with_kv_scales(plan, config, facts)
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
@@ -433,11 +433,6 @@ def make_table(plan: EnginePlan) -> InputBatch:
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
-
-
-def _scale_file(config: ServeConfig) -> Path | None:
-    written = config.engine.kv_scales_file
-    return None if written is None else Path(written).expanduser()
 
 
 def _kernels() -> Path:

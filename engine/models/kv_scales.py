@@ -18,6 +18,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_format import KVScales
 from remora.configs.planning.plan import EnginePlan
+from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KV_8_BIT
 from remora.engine.models.checkpoint import is_gguf
 from remora.engine.models.load import open_stored
@@ -31,16 +32,16 @@ _NAME = re.compile(
 )
 
 
-def with_kv_scales(plan: EnginePlan, file: Path | None, model: ModelFacts) -> EnginePlan:
+def with_kv_scales(plan: EnginePlan, config: ServeConfig, model: ModelFacts) -> EnginePlan:
     """Return the plan with static scales of K and V, where there are some for its format.
 
-    file:  of scales; None = the checkpoint's
     Raises ConfigError for scales that do not fit the model.
     """
     if plan.kv_dtype not in KV_8_BIT:
         return plan
     shape = {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads}
-    if file is not None:
+    if config.engine.kv_scales_file is not None:
+        file = Path(config.engine.kv_scales_file).expanduser()
         scales = read_scale_file(file, kv_dtype=plan.kv_dtype, **shape)
         return replace(plan, kv_scales=scales, kv_scales_of=file.name)
     if plan.load_format == "dummy" or is_gguf(plan.model_path):

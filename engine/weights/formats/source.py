@@ -87,7 +87,7 @@ class QuantisedWeights:
         counts = Counter(weight.label for weight in self.stored.values())
         shown = [f"{number} {label}" for label, number in counts.most_common(MAX_LABELS)]
         others = counts.total() - sum(number for _, number in counts.most_common(MAX_LABELS))
-        return "; ".join(shown + ([f"{others} in other ways"] if others else []))
+        return "; ".join(shown + ([f"{others} in other ways"] if others else [])) or "no weights"
 
     def _check_list(self, kept: Iterable[str], name: str) -> None:
         """Raise ConfigError if a module is quantised that the settings list as unquantised."""

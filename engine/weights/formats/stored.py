@@ -23,7 +23,7 @@ Parts = Mapping[str, Tensor]
 NEVER = re.compile(r"(?!)")
 # Scales of activations, which are computed in 16 bits, and of K and V (`models/kv_scales.py`).
 ACTIVATION_SCALES = re.compile(
-    r".*\.(?:(?:input|output|k|v|q|prob)_scale(?:_ub)?|(?:input|output|k|v)_zero_point"
+    r".*\.(?:(?:input|output|k|v|kv|q|prob)_scale(?:_ub)?|(?:input|output|k|v)_zero_point"
     r"|[kv]_proj\.output_scale)"
 )
 

@@ -157,6 +157,34 @@ def test_ranks_have_the_scales_of_their_heads_and_layers(
     assert (own.steps[-1] - expected.steps[-1]).abs().max() > 0.2
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"k_scale": "kv_scale", "v_scale": None},
+        {"k_scale": "k_proj.k_scale", "v_scale": "v_proj.v_scale"},
+    ],
+    ids=str,
+)
+def test_a_modelopt_checkpoint_with_8_bits_for_k_and_v_alone_is_read(
+    names: dict[str, str | None], tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path, prompts = tiny_checkpoints("llama"), make_prompts([33])
+    to = with_scales(path, tmp_path / "scaled", "fp8_e4m3", FEW)
+    expected = found_scores(to, prompts)
+    config = json.loads((to / "config.json").read_text())
+    config["quantization_config"] = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (to / "config.json").write_text(json.dumps(config))
+    (file,) = to.glob("*.safetensors")
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        module, _, last = name.rpartition(".")
+        if (new := names.get(last, last)) is not None:
+            renamed[f"{module}.{new}"] = tensor
+    save_file(renamed, file)
+
+    assert found_scores(to, prompts) == expected
+
+
 def test_a_file_that_does_not_fit_is_refused_before_weights_are_read(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
