@@ -6,9 +6,10 @@ Knows plans and facts; knows nothing of page layouts.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import ModelFacts
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.shares import kv_heads_of, share
 from remora.configs.schema import ServeConfig
@@ -32,7 +33,7 @@ def pick_kv_dtype(
 
     converts_e4m3:  whether Triton kernels do, on the GPUs of this machine
 
-    If none is configured, it is the one that the checkpoint declares, where that is supported.
+    With auto, a format that the checkpoint declares comes first, where it is supported.
     Raises ConfigError for a format that the model or the backend does not support.
     """
     wanted = config.engine.kv_dtype
@@ -81,8 +82,24 @@ def _obstacle(
     return next((reason for is_fault, reason in reasons if is_fault), "")
 
 
-def check_kv_keys(config: ServeConfig, model: ModelFacts, kv_dtype: KVDtype) -> None:
-    """Raise ConfigError for keys that the picked format excludes, or layers that do not exist."""
+def kv_fields(
+    config: ServeConfig,
+    model: ModelFacts,
+    dtype: str,
+    on_device: DevicePlan,
+    machine: MachineFacts,
+) -> dict[str, Any]:
+    """Return the plan's fields of the format of K and V, but for scales.
+
+    Raises ConfigError for a format that is not supported, and for keys that it excludes.
+    """
+    kv_dtype = pick_kv_dtype(config, model, dtype, on_device, converts_e4m3=machine.converts_e4m3)
+    _check_keys(config, model, kv_dtype)
+    skipped = sorted({*config.engine.kv_dtype_skip_layers})
+    return {"kv_dtype": kv_dtype, "kv_skip_layers": tuple(skipped)}
+
+
+def _check_keys(config: ServeConfig, model: ModelFacts, kv_dtype: KVDtype) -> None:
     engine = config.engine
     for key, value in (
         ("kv_scales_file", engine.kv_scales_file),

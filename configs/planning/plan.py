@@ -18,9 +18,8 @@ from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_mac
 from remora.configs.planning.kv_format import (
     DTYPE_BYTES,
     KVScales,
-    check_kv_keys,
+    kv_fields,
     kv_layer_bytes,
-    pick_kv_dtype,
 )
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
@@ -204,8 +203,6 @@ def make_plan(
         libraries=machine.attention_libraries,
         is_ours=model.implementation == "remora",
     )
-    kv_dtype = pick_kv_dtype(config, model, dtype, on_device, converts_e4m3=machine.converts_e4m3)
-    check_kv_keys(config, model, kv_dtype)
     held = _held_as_stored(config, stored, device, on_device)
     weight_bytes = _weight_bytes(config, model, dtype, device, on_device, held)
     budget = Budget(
@@ -236,8 +233,7 @@ def make_plan(
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
-        kv_dtype=kv_dtype,
-        kv_skip_layers=tuple(sorted({*engine.kv_dtype_skip_layers})),
+        **kv_fields(config, model, dtype, on_device, machine),
     )
     return _with_pools(plan, config, model, budget)
 

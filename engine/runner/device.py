@@ -80,47 +80,43 @@ def make_attention(
             dtype=model.dtype,
             device=plan.device,
         )
-    backend = _make_backend(model, plan)
-    kv_heads = model.layout.kv_heads(model.config.num_kv_heads)
-
-    def make_some(layers: Sequence[int], pages: int, kv_dtype: str) -> AttentionBackend:
-        is_quantised = kv_dtype in KV_DTYPES
-        return backend(
-            num_layers=len(layers),
-            num_pages=pages,
-            page_size=plan.page_size,
-            num_kv_heads=len(kv_heads),
-            head_dim=model.config.head_dim,
-            dtype=model.dtype,
-            kv_dtype=KV_DTYPES.get(kv_dtype),
-            static_scales=held_scales(plan.kv_scales, layers, kv_heads) if is_quantised else None,
-            device=plan.device,
-        )
-
-    def make(layers: Sequence[int], pages: int) -> AttentionBackend:
-        skipped = [layer in plan.kv_skip_layers for layer in layers]
-        if all(skipped) or not any(skipped):
-            return make_some(layers, pages, plan.dtype if any(skipped) else plan.kv_dtype)
-        return MixedAttention(
-            skipped,
-            lambda is_skipped: make_some(
-                [layer for layer in layers if (layer in plan.kv_skip_layers) == is_skipped],
-                pages,
-                plan.dtype if is_skipped else plan.kv_dtype,
-            ),
-        )
-
     room = plan.windows
     if room is None:
-        return make(model.layers, num_pages)
+        return _make_pool(model, plan, model.layers, num_pages)
     window_pages = room.num_pages if num_window_pages is None else num_window_pages
     return WindowedAttention(
         [room.layers[layer] for layer in model.layers],
-        lambda windowed: make(
+        lambda windowed: _make_pool(
+            model,
+            plan,
             [layer for layer in model.layers if room.layers[layer] == windowed],
             window_pages if windowed else num_pages,
         ),
     )
+
+
+def _make_pool(
+    model: DecoderModel | FallbackModel, plan: EnginePlan, layers: Sequence[int], num_pages: int
+) -> AttentionBackend:
+    """Make the backend of layers that share pages; skipped layers are not quantised."""
+    skipped = [layer in plan.kv_skip_layers for layer in layers]
+    kv_heads = model.layout.kv_heads(model.config.num_kv_heads)
+
+    def make(is_skipped: bool) -> AttentionBackend:
+        held = [layer for layer, each in zip(layers, skipped, strict=True) if each == is_skipped]
+        return _make_backend(model, plan)(
+            num_layers=len(held),
+            num_pages=num_pages,
+            page_size=plan.page_size,
+            num_kv_heads=len(kv_heads),
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
+            kv_dtype=None if is_skipped else KV_DTYPES.get(plan.kv_dtype),
+            static_scales=None if is_skipped else held_scales(plan.kv_scales, held, kv_heads),
+            device=plan.device,
+        )
+
+    return MixedAttention(skipped, make) if len({*skipped}) == 2 else make(any(skipped))
 
 
 def _make_backend(

@@ -153,7 +153,8 @@ def _weighted(normed: tl.tensor, weight: tl.tensor, dtype: tl.constexpr) -> tl.t
 def store_in_slot(
     pages_M: tl.tensor,
     scales_M: tl.tensor,
-    static_M: tl.tensor,
+    static_scales: tl.tensor | None,
+    static_at_M: tl.tensor,
     is_head_M: tl.tensor,
     first_MC: tl.tensor,
     second_MC: tl.tensor,
@@ -162,13 +163,13 @@ def store_in_slot(
     dim: int,
     dtype: tl.constexpr,
     QUANTISED: tl.constexpr,
-    IS_STATIC: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ) -> None:
     """Write finite values of heads to a slot, quantised with their scales if requested.
 
     pages_M:    pointers to the heads in the pages
-    static_M:   pointers to the heads' static scales, which are read if IS_STATIC
+    static_scales, static_at_M:  of all tokens, and where those of the heads are; None = each token
+                has its own
     dtype:      original format of the heads
     QUANTISED:  "int8", "e4m3", "e5m2" (the pages are bytes) or "no"
     """
@@ -177,8 +178,8 @@ def store_in_slot(
     if QUANTISED != "no":
         of_float: tl.constexpr = 448.0 if QUANTISED == "e4m3" else 57344.0
         largest: tl.constexpr = 127.0 if QUANTISED == "int8" else of_float
-        if IS_STATIC:
-            scale_M = tl.load(static_M, mask=is_head_M, other=1.0)
+        if static_scales is not None:
+            scale_M = tl.load(static_scales + static_at_M, mask=is_head_M, other=1.0)
         else:
             most_M = tl.maximum(
                 tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1),

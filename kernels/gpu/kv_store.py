@@ -36,13 +36,14 @@ def store_kv(
         return
     assert key.stride(2) == value.stride(2) == 1
     pages, scales, quantised = slot_memory(kv_pages, scales)
+    assert static_scales is None or static_scales.is_contiguous()
     blocks = blocks_of(dim, dim // 2)
     store_kernel[(num_tokens, triton.cdiv(num_heads, blocks["M"]), 2)](
         key,
         value,
         pages,
         scales,
-        static_memory(static_scales, scales),
+        static_scales,
         slots,
         num_heads,
         dim,
@@ -54,7 +55,6 @@ def store_kv(
         pages.stride(0),
         scales.stride(0),
         QUANTISED=quantised,
-        IS_STATIC=static_scales is not None,
         **blocks,
         **OPTIONS,
     )
@@ -74,19 +74,13 @@ def slot_memory(kv_pages: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor
     return pages, scales, quantised
 
 
-def static_memory(static_scales: Tensor | None, scales: Tensor) -> Tensor:
-    """Return static scales for kernels; without them, a placeholder that is not read."""
-    assert static_scales is None or static_scales.is_contiguous()
-    return scales if static_scales is None else static_scales
-
-
 @triton.jit
 def store_kernel(
     key: tl.tensor,
     value: tl.tensor,
     pages: tl.tensor,
     scales: tl.tensor,
-    static_scales: tl.tensor,
+    static_scales: tl.tensor | None,
     slots: tl.tensor,
     num_heads: int,
     dim: int,
@@ -98,7 +92,6 @@ def store_kernel(
     pages_stride: int,
     scales_stride: int,
     QUANTISED: tl.constexpr,
-    IS_STATIC: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
@@ -117,7 +110,8 @@ def store_kernel(
     store_in_slot(
         pages + part * pages_stride + at_M * dim,
         scales + part * scales_stride + at_M,
-        static_scales + part * num_heads + head_M,
+        static_scales,
+        part * num_heads + head_M,
         is_head_M,
         first_MC,
         second_MC,
@@ -126,6 +120,5 @@ def store_kernel(
         dim,
         key.dtype.element_ty,
         QUANTISED,
-        IS_STATIC,
         False,
     )
