@@ -141,7 +141,7 @@ class StepProgramBuilder:
         if is_windowed:
             assert shape.windows is not None
             num_pages = shape.windows.num_pages
-        is_scaled = shape.kv_scales is not None and not is_skipped
+        scales = None if is_skipped else shape.kv_scales
         return PagedCache.allocate(
             self._team,
             num_layers=len(layers),
@@ -152,7 +152,7 @@ class StepProgramBuilder:
             format=Format.of(self._model.dtype),
             kv_format=KvFormat.of(None if is_skipped else shape.kv_dtype),
             is_windowed=is_windowed,
-            static_scales=shape.kv_scales[[*layers]] if is_scaled else None,
+            static_scales=None if scales is None else scales[[*layers]],
         )
 
     def build(self, fill: Fill = nothing_left) -> StepProgram:

@@ -72,12 +72,12 @@ def read_stored_scales(source: WeightSource, *, num_layers: int, num_kv_heads: i
     for layer in range(num_layers):
         parts = []
         for part in "kv":
-            name = names.get((layer, part))
-            if name is None:
+            if (layer, part) not in names:
                 raise ConfigError(
                     f"{source.label} has scales of K and V, and none of {part.upper()} in layer "
-                    f"{layer}. Is the checkpoint complete? engine.kv_dtype auto needs none."
+                    f"{layer}. Is the checkpoint complete? K and V in the model's format need none."
                 )
+            name = names[layer, part]
             parts.append(_scales_of(name, tensors[name], num_kv_heads, source.label))
         layers.append((parts[0], parts[1]))
     return tuple(layers)

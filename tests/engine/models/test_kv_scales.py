@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class Tensors:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
-    def read(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         return ((name, self._tensors[name]) for name in names)
 
 
@@ -147,7 +147,7 @@ def test_damaged_checkpoints_are_one_error(
     changes: Mapping[str, Tensor | None], message: str
 ) -> None:
     names = [f"model.layers.{layer}.self_attn.{part}_scale" for layer in (0, 1) for part in "kv"]
-    tensors = {name: torch.ones(1) for name in names} | changes
+    tensors = {**dict.fromkeys(names, torch.ones(1)), **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     with pytest.raises(ConfigError, match=message):
