@@ -113,8 +113,10 @@ def _describe_kv(plan: EnginePlan, model: ModelFacts) -> str:
     reuse = "on" if plan.prefix_cache else "off"
     windows = number = ""
     if plan.kv_dtype != "auto":
-        gain = kv_gain(model, plan.dtype, plan.kv_dtype)
+        gain = kv_gain(model, plan.dtype, plan.kv_dtype, plan.kv_skip_layers)
         number = f" in {plan.kv_dtype} ({gain:.2f} x the tokens of {plan.dtype})"
+        number += " (but for some layers)" if plan.kv_skip_layers else ""
+        number += f" with the scales of {plan.kv_scales_of}" if plan.kv_scales else ""
     if plan.windows is not None:
         tokens = plan.windows.num_pages * plan.page_size
         windows = f" ({tokens:,} in layers with a window of {plan.windows.window:,})"

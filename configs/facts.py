@@ -52,6 +52,7 @@ class ModelFacts:
     implementation:         whose code runs the model
     indivisible:            why tensor-parallel ranks cannot share its layers; empty if they can
     stored:                 quantised weights, by format; () = none
+    kv_dtype:               8-bit format in which the checkpoint says to cache K and V; "" = none
     """
 
     architecture: str
@@ -77,6 +78,7 @@ class ModelFacts:
     implementation: Literal["remora", "transformers"] = "remora"
     indivisible: str = ""
     stored: tuple[StoredFormat, ...] = ()
+    kv_dtype: Literal["", "int8", "fp8_e4m3"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ class MachineFacts:
     available_bytes:   memory that can be allocated now without swapping, cgroup limits included
     has_triton:        whether GPU kernels can be compiled
     attention_libraries:  installed ones, by the names of engine.attention_backend
+    converts_e4m3:     whether Triton kernels on its GPUs convert 8-bit floats of e4m3
     """
 
     num_cores: int
@@ -98,3 +101,4 @@ class MachineFacts:
     devices: tuple[str, ...]
     has_triton: bool = False
     attention_libraries: tuple[str, ...] = ()
+    converts_e4m3: bool = True

@@ -30,6 +30,7 @@ from remora.engine.engine import Engine
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
+from remora.engine.models.kv_scales import with_kv_scales
 from remora.engine.models.load import open_served_model, open_weights
 from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.tensor_dump import dump_tensors
@@ -57,6 +58,7 @@ from remora.engine.weights.delete import delete_weights
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.engine.weights.resolve_model import resolve_model
 from remora.engine.weights.update import NewWeights
+from remora.kernels.gpu.arch import converts_e4m3
 from remora.kernels.quantised.weight_kinds import WeightKind
 
 logger = logging.getLogger(__name__)
@@ -157,6 +159,7 @@ def build_engine(
         facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
         plan = make_plan(config, facts, machine, path, adapting.room)
+        plan = with_kv_scales(plan, config, facts)
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
@@ -443,4 +446,9 @@ def read_machine(config: ServeConfig) -> MachineFacts:
     if not gpus or config.engine.device == "cpu":
         return machine
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    return replace(machine, available_bytes=free_bytes, total_bytes=total_bytes)
+    return replace(
+        machine,
+        available_bytes=free_bytes,
+        total_bytes=total_bytes,
+        converts_e4m3=converts_e4m3(torch.device("cuda")),
+    )

@@ -27,6 +27,7 @@ def rotate_and_store(
     slots: Tensor,
     *,
     scales: Tensor | None = None,
+    static_scales: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     interleaved: bool = False,
@@ -37,7 +38,7 @@ def rotate_and_store(
     key, value:               [num_tokens, num_kv_heads, head_dim], likewise; all three may be parts
                               of one projection, and none is changed
     cos, sin, interleaved:    as in `rope.apply_rope`
-    kv_pages, slots, scales:  as in `kv_store.store_kv`
+    kv_pages, slots, scales, static_scales:  as in `kv_store.store_kv`
     norms:                    weights [head_dim] of the QK norms, applied to each head before its
                               rotation; None = no norms
     Returns a new contiguous tensor [num_tokens, num_heads, head_dim].
@@ -48,6 +49,7 @@ def rotate_and_store(
     tensors = (query, key, value, cos, sin, kv_pages, slots)
     options: dict[str, Any] = {
         "scales": scales,
+        "static_scales": static_scales,
         "norms": norms,
         "eps": eps,
         "interleaved": interleaved,
@@ -71,6 +73,7 @@ def rotate_and_store_reference(
     slots: Tensor,
     *,
     scales: Tensor | None = None,
+    static_scales: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     interleaved: bool = False,
@@ -80,5 +83,5 @@ def rotate_and_store_reference(
         query = rms_norm_reference(query, norms[0], eps)
         key = rms_norm_reference(key, norms[1], eps)
     key = apply_rope_reference(key, cos, sin, interleaved=interleaved)
-    store_kv_reference(key, value, kv_pages, slots, scales)
+    store_kv_reference(key, value, kv_pages, slots, scales, static_scales)
     return apply_rope_reference(query, cos, sin, interleaved=interleaved)

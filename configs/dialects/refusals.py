@@ -66,10 +66,6 @@ REFUSALS: Mapping[str, Rule] = {
     "attention.multimodal_backend": _MULTIMODAL,
     "mamba.": _RECURRENT,
     "quant.": _QUANTISED,
-    "quant.kv_scales_path": Refused(
-        "not offered: scales from a file; --kv-cache-dtype fp8_e4m3 computes one for each token "
-        "and head, which is at least as accurate; leave the file out"
-    ),
     "quant.modelopt": _MODELOPT,
     "quant.modelopt_restore_path": _MODELOPT,
     "quant.modelopt_save_path": _MODELOPT,

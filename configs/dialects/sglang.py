@@ -41,6 +41,7 @@ _LOAD_FORMATS = {
     "bitsandbytes": "auto",
 }
 _KV_SCALES = "with a scale for each token and head, computed as they are stored"
+_NO_KV_SCALES = f"without scales in the checkpoint or in --quantization-param-path, {_KV_SCALES}"
 # Values of --quantization that say what the checkpoint is.
 _RECOGNISED = (
     "awq",
@@ -106,6 +107,7 @@ RULES: Mapping[str, Rule] = {
         unset=dict.fromkeys(_RECOGNISED, "the checkpoint's format is recognised"),
         refuse=_NOT_ROUNDED,
     ),
+    "--quantization-param-path": values.KV_SCALES,
     "--torchao-config": values.TORCHAO,
     "--json-model-override-args": Sets(key="model.config_overrides"),
     "--model-loader-extra-config": values.LOADER,
@@ -160,8 +162,8 @@ RULES: Mapping[str, Rule] = {
     "--kv-cache-dtype": Sets(
         key="engine.kv_dtype",
         hows={
-            "auto": "the model's format, also if the checkpoint has scales of K and V",
-            "fp8_e4m3": _KV_SCALES,
+            "auto": "8 bits also if a compressed-tensors checkpoint declares them for K and V",
+            "fp8_e4m3": _NO_KV_SCALES,
             "fp8_e5m2": _KV_SCALES,
         },
     ),

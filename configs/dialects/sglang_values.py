@@ -55,6 +55,17 @@ _PREFERRED = {
 _REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
 
 
+def _of_kv_scales(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
+    if given.get("--kv-cache-dtype") != "fp8_e4m3":
+        return Harmless("it has no effect without --kv-cache-dtype fp8_e4m3")
+    return {"engine.kv_scales_file": value}
+
+
+def _to_kv_scales(settings: Settings) -> Any:
+    is_e4m3 = settings.get("engine.kv_dtype") == "fp8_e4m3"
+    return settings.get("engine.kv_scales_file", UNSAID) if is_e4m3 else UNSAID
+
+
 def _of_chunk(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     if value == -1:
         return {"engine.chunked_prefill": False}
@@ -278,6 +289,7 @@ def _to_torchao(settings: Settings) -> Any:
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 
+KV_SCALES = Means(keys=("engine.kv_scales_file",), reads=_of_kv_scales, writes=_to_kv_scales)
 TORCHAO = Means(
     keys=("model.quantization",), reads=_of_torchao, writes=_to_torchao, how=WEIGHT_ONLY
 )

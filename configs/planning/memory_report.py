@@ -55,7 +55,7 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
         kv_bytes=plan.kv_bytes,
         step_bytes=step_bytes(plan, model, is_native=is_native),
         kv_token_bytes=token_bytes,
-        kv_gain=kv_gain(model, plan.dtype, plan.kv_dtype),
+        kv_gain=kv_gain(model, plan.dtype, plan.kv_dtype, plan.kv_skip_layers),
         num_ranks=plan.num_ranks,
         concurrency=[(n, _sequences(plan, n)) for n in lengths],
     )

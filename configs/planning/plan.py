@@ -15,7 +15,12 @@ from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
-from remora.configs.planning.kv_format import DTYPE_BYTES, kv_bytes_per_token, pick_kv_dtype
+from remora.configs.planning.kv_format import (
+    DTYPE_BYTES,
+    KVScales,
+    kv_fields,
+    kv_layer_bytes,
+)
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.scheduling_plan import (
@@ -82,6 +87,9 @@ class EnginePlan:
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and reserved KV memory
     kv_dtype:                format of cached K and V; "auto" = `dtype`
+    kv_skip_layers:          layers whose K and V are cached in `dtype` all the same
+    kv_scales:               static scales of K and V in 8 bits; () = each token has its own
+    kv_scales_of:            where they are from; "" = there are none
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
     stored:                  formats of weights that the checkpoint stores quantised, and how they
@@ -123,6 +131,9 @@ class EnginePlan:
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
     kv_dtype: KVDtype = "auto"
+    kv_skip_layers: tuple[int, ...] = ()
+    kv_scales: KVScales = ()
+    kv_scales_of: str = ""
     windows: WindowRoom | None = None
     task: Task = "generate"
     stored: str = ""
@@ -222,7 +233,7 @@ def make_plan(
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
-        kv_dtype=pick_kv_dtype(config, model, dtype, on_device),
+        **kv_fields(config, model, dtype, on_device, machine),
     )
     return _with_pools(plan, config, model, budget)
 
@@ -270,15 +281,15 @@ def _with_pools(
     plan: EnginePlan, config: ServeConfig, model: ModelFacts, budget: Budget
 ) -> EnginePlan:
     """Return the plan with KV pools for its limits. Raises ConfigError."""
-    engine, tp_size, pp_size = config.engine, plan.tp_size, plan.pp_size
-    token_bytes = kv_bytes_per_token(
-        model, plan.dtype, plan.kv_dtype, tp_size=tp_size, pp_size=pp_size
+    engine = config.engine
+    layer_bytes = kv_layer_bytes(
+        model, plan.dtype, plan.kv_dtype, plan.kv_skip_layers, tp_size=plan.tp_size
     )
     is_native = plan.device == "cpu" and engine.cpu_kernels != "torch" and plan.num_ranks == 1
     if is_native and model.kv_vectors == 1:  # stored twice: in the layout of K and in that of V
-        token_bytes *= 2
+        layer_bytes = [2 * each for each in layer_bytes]
     limits = KVLimits(
-        token_bytes=token_bytes // -(-model.num_layers // pp_size),
+        layer_bytes=layer_bytes,
         max_running=plan.max_running_requests,
         max_model_len=plan.max_model_len,
         # With overlap, two steps are in flight.

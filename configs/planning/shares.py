@@ -81,13 +81,6 @@ def _rank_layer(model: ModelFacts, layer: int, tp_size: int) -> int:
     return -(-divided // tp_size) + held_kv_heads * kv_head + copied + uneven
 
 
-def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int = 1) -> int:
-    """Return the most elements of K and V, or of latents, per token on a rank."""
-    num_layers = -(-model.num_layers // pp_size)
-    num_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
-    return model.kv_vectors * num_layers * num_kv_heads * model.head_dim
-
-
 def update_elements(
     model: ModelFacts, targets: Iterable[str], *, tp_size: int = 1, pp_size: int = 1
 ) -> int:

@@ -7,6 +7,7 @@ ratio, or every page stores all layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
@@ -49,11 +50,11 @@ class KVPools:
 class KVLimits:
     """Limits of sequences that size the pools.
 
-    token_bytes:   of one token in one layer, on the rank with the most
+    layer_bytes:   of one token in each layer, on the rank with the most
     ahead_tokens:  most tokens of one sequence in the steps in flight
     """
 
-    token_bytes: int
+    layer_bytes: Sequence[int]
     max_running: int
     max_model_len: int
     ahead_tokens: int
@@ -66,8 +67,8 @@ def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget:
         pools = _apart(config, model, limits, budget, ratio)
         if pools is not None:
             return pools
-    layers = [(len(each), 0) for each in _stages(config, model)]
-    return _pools(config, limits, budget, layers, 0.0, None)
+    stages = [(sum(limits.layer_bytes[at] for at in held), 0) for held in _stages(config, model)]
+    return _pools(config, limits, budget, stages, 0.0, None)
 
 
 def _written(config: ServeConfig) -> str | None:
@@ -112,14 +113,21 @@ def _apart(
     window = max_window(model)
     assert window is not None, "a ratio exists only for models with windows"
     windowed = tuple(each is not None for each in model.windows)
-    layers = [
-        (sum(not windowed[at] for at in held), sum(windowed[at] for at in held))
+    full, apart = (
+        [
+            size if each == is_apart else 0
+            for size, each in zip(limits.layer_bytes, windowed, strict=True)
+        ]
+        for is_apart in (False, True)
+    )
+    stages = [
+        (sum(full[at] for at in held), sum(apart[at] for at in held))
         for held in _stages(config, model)
     ]
     page_size = config.engine.page_size
     row_pages = _row_pages(window, limits, page_size)
     room = WindowRoom(layers=windowed, window=window, num_pages=0, row_pages=row_pages)
-    pools = _pools(config, limits, budget, layers, ratio, room)
+    pools = _pools(config, limits, budget, stages, ratio, room)
     made = pools.windows
     assert made is not None
     longest = min(pools.num_pages, pages_needed(limits.max_model_len, page_size))
@@ -141,17 +149,19 @@ def _pools(
     config: ServeConfig,
     limits: KVLimits,
     budget: Budget,
-    layers: list[tuple[int, int]],
+    stages: list[tuple[int, int]],
     ratio: float,
     room: WindowRoom | None,
 ) -> KVPools:
-    """Size the pools; `layers`: (shared or full-attention, separate window layers) per stage."""
+    """Size the pools.
+
+    stages:  bytes of a token in layers that share pages or have no window, and in window layers
+    """
     page_size = config.engine.page_size
-    page_bytes = page_size * limits.token_bytes
     num_pages = size_kv_pool(
         config,
         budget,
-        page_bytes=max(1, *(round(page_bytes * (full + ratio * apart)) for full, apart in layers)),
+        page_bytes=max(1, *(round(page_size * (full + ratio * apart)) for full, apart in stages)),
         most_useful_pages=limits.max_running * pages_needed(limits.max_model_len, page_size),
     )
     if room is not None:
@@ -159,8 +169,8 @@ def _pools(
     apart_pages = 0 if room is None else room.num_pages + 1
     return KVPools(
         num_pages=num_pages,
-        kv_bytes=page_bytes
-        * max(full * (num_pages + 1) + apart * apart_pages for full, apart in layers),
+        kv_bytes=page_size
+        * max(full * (num_pages + 1) + apart * apart_pages for full, apart in stages),
         windows=room,
     )
 

@@ -13,7 +13,9 @@ AttentionName = Literal[
     "auto", "torch", "triton", "flashinfer", "fa2", "fa3", "fa4", "torch_varlen"
 ]
 KVDtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"]
+KV_8_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 SchedulePolicy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
+LayerNumber = Annotated[int, Field(ge=0, le=65_535)]
 GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
 
@@ -69,10 +71,22 @@ class EngineSection(Section):
     """Tokens per page of the KV cache, the unit of allocation and prefix reuse; a power of two."""
 
     kv_dtype: KVDtype = "auto"
-    """Format of cached K and V. int8, fp8_e4m3, fp8_e5m2 = 8 bits with a scale for each token and
-    head, which hold almost twice the tokens of 16 bits in the same memory: int8 is the most
-    accurate for most models, fp8_e4m3 for keys with a few large channels. auto = the model's
-    format."""
+    """Format of cached K and V. int8, fp8_e4m3, fp8_e5m2 = 8 bits with scales (kv_scales_file),
+    which hold almost twice the tokens of 16 bits in the same memory: int8 is the most accurate for
+    most models, fp8_e4m3 for keys with a few large channels. auto = the format that
+    the checkpoint declares for K and V (kv_cache_scheme, kv_cache_quant_algo), else the model's."""
+
+    kv_dtype_skip_layers: Annotated[list[LayerNumber], Field(max_length=4096)] = Field(
+        default_factory=list
+    )
+    """Layers, counted from 0, whose K and V stay in the model's format: for a few layers with keys
+    that 8 bits do not hold. Default: none."""
+
+    kv_scales_file: Name | None = None
+    """JSON file of static scales of K and V for an 8-bit kv_dtype, in the format of vLLM and SGLang
+    (a scale for each layer and tensor-parallel rank) or LightLLM (for each layer, or for each of
+    its KV heads). They replace the scales of tokens; greater values are clipped. Default: the
+    scales of the checkpoint if it has some for kv_dtype, else each token and head has its own."""
 
     kv_memory: Bytes | None = None
     """Size of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""

@@ -141,6 +141,7 @@ class RayTeam:
             num_cores=min(machine.num_cores for machine in machines),
             total_bytes=min(machine.total_bytes for machine in machines),
             available_bytes=min(machine.available_bytes for machine in machines),
+            converts_e4m3=all(machine.converts_e4m3 for machine in machines),
         )
 
     def load(self, plan: EnginePlan) -> None:

@@ -33,13 +33,19 @@ class PagedKV:
         dtype: torch.dtype,
         device: str,
         kv_dtype: torch.dtype | None = None,
+        static_scales: Tensor | None = None,
     ) -> None:
-        """See `kernels/kv_store.py`; kv_dtype: of quantised K and V, None = `dtype`."""
+        """See `kernels/kv_store.py`.
+
+        kv_dtype:       of quantised K and V; None = `dtype`
+        static_scales:  [num_layers, 2, num_kv_heads]; None = each token has its own
+        """
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.kv_pages = torch.zeros(shape, dtype=kv_dtype or dtype, device=device)
         self.scales: Tensor | None = None
         if kv_dtype is not None:
             self.scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device)
+        self._static_scales = None if static_scales is None else static_scales.to(device)
 
     def store(self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch) -> Tensor:
         """Apply QK norm and RoPE, store K and V; return the queries [T, num_heads, head_dim].
@@ -57,6 +63,7 @@ class PagedKV:
             kv_pages,
             batch.slots,
             scales=None if self.scales is None else self.scales[layer],
+            static_scales=None if self._static_scales is None else self._static_scales[layer],
             norms=rope.norms,
             eps=rope.eps,
             interleaved=rope.interleaved,

@@ -45,11 +45,13 @@ class TorchAttention:
         dtype: torch.dtype,
         device: str,
         kv_dtype: torch.dtype | None = None,
+        static_scales: Tensor | None = None,
     ) -> None:
-        """See `kernels/kv_store.py`; kv_dtype: of quantised K and V, None = `dtype`."""
+        """See `PagedKV`."""
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.kv_pages = _zeros(shape, kv_dtype or dtype, device)
         self.scales = None if kv_dtype is None else _zeros(shape[:-1], SCALE_DTYPE, device)
+        self._static_scales = None if static_scales is None else static_scales.to(device)
         self.page_size = page_size
         self._slot_bytes = 2 * num_kv_heads * head_dim * dtype.itemsize
         self._planned_batch: ForwardBatch | None = None
@@ -64,7 +66,8 @@ class TorchAttention:
         num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
         qk, value = apply_qk_norm_rope(heads, num_heads, rope)
         query = qk[:, :num_heads]
-        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots, scales)
+        static = None if self._static_scales is None else self._static_scales[layer]
+        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots, scales, static)
         num_decodes = batch.num_decodes
         plan = self._plan(batch, spec) if num_decodes else NO_DECODES
         if num_decodes == len(query):

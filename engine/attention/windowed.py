@@ -20,15 +20,12 @@ class WindowedAttention:
     """AttentionBackend over two backends.
 
     windowed:  [num_layers] which layers have a window
-    make:      makes a backend for a number of layers, with a window or without
+    make:      makes the backend of the layers with a window, or of those without
     """
 
-    def __init__(
-        self, windowed: Sequence[bool], make: Callable[[int, bool], AttentionBackend]
-    ) -> None:
-        num_windowed = sum(windowed)
-        self.full = make(len(windowed) - num_windowed, False)
-        self.windowed = make(num_windowed, True)
+    def __init__(self, windowed: Sequence[bool], make: Callable[[bool], AttentionBackend]) -> None:
+        self.full = make(False)
+        self.windowed = make(True)
         self._places = [
             (is_windowed, sum(other == is_windowed for other in windowed[:layer]))
             for layer, is_windowed in enumerate(windowed)

@@ -9,7 +9,7 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -57,6 +57,8 @@ class StepShape:
     max_positions:  tokens of the longest sequence
     windows:        page pool of window layers, if they have their own
     kv_dtype:       of quantised K and V; None = the model's
+    kv_skip_layers: with K and V in the model's format all the same
+    kv_scales:      [num_layers, 2, num_kv_heads], static scales; None = each token has its own
     """
 
     max_tokens: int
@@ -66,6 +68,8 @@ class StepShape:
     max_positions: int
     windows: WindowRoom | None = None
     kv_dtype: torch.dtype | None = None
+    kv_skip_layers: tuple[int, ...] = ()
+    kv_scales: Tensor | None = None
 
 
 class StepProgramBuilder:
@@ -116,32 +120,40 @@ class StepProgramBuilder:
     def _allocate(self) -> list[tuple[PagedCache, int]]:
         """Allocate KV memory; returns each layer's cache and its index in it."""
         config, shape = self._config, self._shape
-
-        def allocate(num_layers: int, num_pages: int, *, is_windowed: bool = False) -> PagedCache:
-            return PagedCache.allocate(
-                self._team,
-                num_layers=num_layers,
-                num_pages=num_pages + 1,
-                page_size=shape.page_size,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                format=Format.of(self._model.dtype),
-                kv_format=KvFormat.of(shape.kv_dtype),
-                is_windowed=is_windowed,
-            )
-
-        if shape.windows is None:
-            cache = allocate(config.num_layers, shape.num_pages)
-            return [(cache, layer) for layer in range(config.num_layers)]
-        windowed = shape.windows.layers
-        caches = (
-            allocate(len(windowed) - sum(windowed), shape.num_pages),
-            allocate(sum(windowed), shape.windows.num_pages, is_windowed=True),
-        )
-        return [
-            (caches[is_windowed], sum(other == is_windowed for other in windowed[:layer]))
+        windowed = (False,) * config.num_layers if shape.windows is None else shape.windows.layers
+        kinds = [
+            (is_windowed, layer in shape.kv_skip_layers)
             for layer, is_windowed in enumerate(windowed)
         ]
+        members = {
+            kind: [layer for layer, other in enumerate(kinds) if other == kind]
+            for kind in dict.fromkeys(kinds)
+        }
+        caches = {kind: self._allocate_cache(layers, *kind) for kind, layers in members.items()}
+        return [(caches[kind], members[kind].index(layer)) for layer, kind in enumerate(kinds)]
+
+    def _allocate_cache(
+        self, layers: Sequence[int], is_windowed: bool, is_skipped: bool
+    ) -> PagedCache:
+        """Allocate the memory of layers; `is_skipped`: with K and V in the model's format."""
+        config, shape = self._config, self._shape
+        num_pages = shape.num_pages
+        if is_windowed:
+            assert shape.windows is not None
+            num_pages = shape.windows.num_pages
+        scales = None if is_skipped else shape.kv_scales
+        return PagedCache.allocate(
+            self._team,
+            num_layers=len(layers),
+            num_pages=num_pages + 1,
+            page_size=shape.page_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            format=Format.of(self._model.dtype),
+            kv_format=KvFormat.of(None if is_skipped else shape.kv_dtype),
+            is_windowed=is_windowed,
+            static_scales=None if scales is None else scales[[*layers]],
+        )
 
     def build(self, fill: Fill = nothing_left) -> StepProgram:
         """Pack the model; call it once.

@@ -19,6 +19,7 @@ from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.models.load import open_weights
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
+from remora.engine.weights.formats.stored import declared_kv_dtype
 from remora.engine.weights.rename_tensors import module_words
 from remora.engine.weights.safetensors import stored_dtype
 from remora.engine.weights.stored_formats import survey
@@ -65,6 +66,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         module_words=module_words(config.rules),
         windows=config.windows if any(config.windows) else (),
         stored=_stored_formats(path, raw, config, loading),
+        kv_dtype=declared_kv_dtype(raw.get(QUANTIZATION) or {}),
     )
 
 

@@ -213,6 +213,11 @@ def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dty
     if is_gguf(path):
         return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
     settings = read_raw_config(path, loading.config_overrides).get(QUANTIZATION) or {}
+    return dequantised(open_stored(path, load_format, loading), settings, dtype)
+
+
+def open_stored(path: Path, load_format: str, loading: Loading) -> WeightSource:
+    """Open the tensors of a folder as they are stored."""
     if load_format == "pt":
-        return dequantised(PickledWeights(path, mmap=loading.mmap), settings, dtype)
-    return dequantised(SafetensorsWeights(path, mmap=loading.mmap), settings, dtype)
+        return PickledWeights(path, mmap=loading.mmap)
+    return SafetensorsWeights(path, mmap=loading.mmap)

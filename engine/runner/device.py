@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from remora.engine.attention.libraries import (
     extra_bytes,
     make_backend,
 )
+from remora.engine.attention.mixed import MixedAttention
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
@@ -37,6 +38,7 @@ from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.kv_scales import held_scales
 from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.rank_model import RankModel
@@ -78,28 +80,43 @@ def make_attention(
             dtype=model.dtype,
             device=plan.device,
         )
-    backend = _make_backend(model, plan)
-
-    def make(num_layers: int, pages: int) -> AttentionBackend:
-        return backend(
-            num_layers=num_layers,
-            num_pages=pages,
-            page_size=plan.page_size,
-            num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
-            head_dim=model.config.head_dim,
-            dtype=model.dtype,
-            kv_dtype=KV_DTYPES.get(plan.kv_dtype),
-            device=plan.device,
-        )
-
     room = plan.windows
     if room is None:
-        return make(len(model.layers), num_pages)
+        return _make_pool(model, plan, model.layers, num_pages)
     window_pages = room.num_pages if num_window_pages is None else num_window_pages
     return WindowedAttention(
         [room.layers[layer] for layer in model.layers],
-        lambda num_layers, windowed: make(num_layers, window_pages if windowed else num_pages),
+        lambda windowed: _make_pool(
+            model,
+            plan,
+            [layer for layer in model.layers if room.layers[layer] == windowed],
+            window_pages if windowed else num_pages,
+        ),
     )
+
+
+def _make_pool(
+    model: DecoderModel | FallbackModel, plan: EnginePlan, layers: Sequence[int], num_pages: int
+) -> AttentionBackend:
+    """Make the backend of layers that share pages; skipped layers are not quantised."""
+    skipped = [layer in plan.kv_skip_layers for layer in layers]
+    kv_heads = model.layout.kv_heads(model.config.num_kv_heads)
+
+    def make(is_skipped: bool) -> AttentionBackend:
+        held = [layer for layer, each in zip(layers, skipped, strict=True) if each == is_skipped]
+        return _make_backend(model, plan)(
+            num_layers=len(held),
+            num_pages=num_pages,
+            page_size=plan.page_size,
+            num_kv_heads=len(kv_heads),
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
+            kv_dtype=None if is_skipped else KV_DTYPES.get(plan.kv_dtype),
+            static_scales=None if is_skipped else held_scales(plan.kv_scales, held, kv_heads),
+            device=plan.device,
+        )
+
+    return MixedAttention(skipped, make) if len({*skipped}) == 2 else make(any(skipped))
 
 
 def _make_backend(

@@ -19,6 +19,7 @@ from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.kv_scales import held_scales
 from remora.engine.parallel.connect import RankGroup
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.shared_tokens import SharedTokens
@@ -151,6 +152,8 @@ def _native(
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
         kv_dtype=KV_DTYPES.get(plan.kv_dtype),
+        kv_skip_layers=plan.kv_skip_layers,
+        kv_scales=held_scales(plan.kv_scales, model.layers, range(model.config.num_kv_heads)),
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)

@@ -105,10 +105,12 @@ class Updates:
 class PagedCache:
     """K and V of all layers, in pages with the layout of src/attention.h.
 
-    data:         [num_layers, num_pages, bytes of a page]; the caller reserves page 0 for padding
-    format:       of the products with it; not grouped
-    kv_format:    of its numbers; PLAIN = `format`
-    is_windowed:  page ids come from the batch's window tables
+    data:           [num_layers, num_pages, bytes of a page]; the caller reserves page 0 for padding
+    format:         of the products with it; not grouped
+    kv_format:      of its numbers; PLAIN = `format`
+    is_windowed:    page ids come from the batch's window tables
+    static_scales:  [num_layers, 2, num_kv_heads] bfloat16, of all tokens in 8 bits; None = each has
+                    its own
     """
 
     data: Tensor
@@ -118,6 +120,7 @@ class PagedCache:
     head_dim: int
     kv_format: KvFormat = KvFormat.PLAIN
     is_windowed: bool = False
+    static_scales: Tensor | None = None
 
     @staticmethod
     def allocate(
@@ -131,10 +134,14 @@ class PagedCache:
         format: Format,
         kv_format: KvFormat = KvFormat.PLAIN,
         is_windowed: bool = False,
+        static_scales: Tensor | None = None,
     ) -> PagedCache:
         """Allocate zeroed pages; `page_size` is a multiple of 16."""
         if page_size % 16:
             raise ValueError(f"page_size must be a multiple of 16, not {page_size}")
+        shape_of_scales = (num_layers, 2, num_kv_heads)
+        if static_scales is not None and static_scales.shape != shape_of_scales:
+            raise ValueError(f"static scales of {list(static_scales.shape)}, not {shape_of_scales}")
         shape = CacheStruct(
             format=format,
             kv_format=kv_format,
@@ -151,6 +158,7 @@ class PagedCache:
             head_dim=head_dim,
             kv_format=kv_format,
             is_windowed=is_windowed,
+            static_scales=None if static_scales is None else static_scales.contiguous(),
         )
 
     def struct(self) -> CacheStruct:

@@ -86,6 +86,7 @@ class CacheStruct(Structure):
         *_of(c_int, "format", "kv_format"),
         ("is_windowed", c_bool),
         *_of(c_int, "num_pages", "page_size", "num_kv_heads", "head_dim"),
+        ("static_scales", c_void_p),
     )
 
 

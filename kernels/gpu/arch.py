@@ -47,6 +47,14 @@ def arch_of(device: torch.device) -> Arch:
     return _CAPABILITIES.get(torch.cuda.get_device_capability(device), Arch.SMALL)
 
 
+def converts_e4m3(device: torch.device) -> bool:
+    """Return whether kernels convert float8_e4m3fn to wider formats; CDNA has another e4m3."""
+    arch = arch_of(device)
+    if arch is Arch.SMALL and device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+    return arch not in (Arch.AMPERE, Arch.CDNA)
+
+
 def has_fp8(device: torch.device) -> bool:
     """Return whether tensor cores multiply float8_e4m3fn; CDNA's have other formats."""
     arch = arch_of(device)

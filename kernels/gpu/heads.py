@@ -153,6 +153,8 @@ def _weighted(normed: tl.tensor, weight: tl.tensor, dtype: tl.constexpr) -> tl.t
 def store_in_slot(
     pages_M: tl.tensor,
     scales_M: tl.tensor,
+    static_scales: tl.tensor | None,
+    static_at_M: tl.tensor,
     is_head_M: tl.tensor,
     first_MC: tl.tensor,
     second_MC: tl.tensor,
@@ -166,23 +168,29 @@ def store_in_slot(
     """Write finite values of heads to a slot, quantised with their scales if requested.
 
     pages_M:    pointers to the heads in the pages
+    static_scales, static_at_M:  of all tokens, and where those of the heads are; None = each token
+                has its own
     dtype:      original format of the heads
     QUANTISED:  "int8", "e4m3", "e5m2" (the pages are bytes) or "no"
     """
     first_MC, second_MC = _finite(first_MC, dtype), _finite(second_MC, dtype)
     rest_MR = _finite(rest_MR, dtype)
     if QUANTISED != "no":
-        most_M = tl.maximum(
-            tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1), tl.max(tl.abs(rest_MR), 1)
-        )
         of_float: tl.constexpr = 448.0 if QUANTISED == "e4m3" else 57344.0
         largest: tl.constexpr = 127.0 if QUANTISED == "int8" else of_float
-        scale_M = tl.div_rn(tl.maximum(most_M, 1e-30), largest).to(tl.bfloat16)
+        if static_scales is not None:
+            scale_M = tl.load(static_scales + static_at_M, mask=is_head_M, other=1.0)
+        else:
+            most_M = tl.maximum(
+                tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1),
+                tl.max(tl.abs(rest_MR), 1),
+            )
+            scale_M = tl.div_rn(tl.maximum(most_M, 1e-30), largest).to(tl.bfloat16)
         tl.store(scales_M, scale_M, mask=is_head_M)
         divisor_M = scale_M.to(tl.float32)[:, None]
-        first_MC = _quantise(tl.div_rn(first_MC, divisor_M), QUANTISED)
-        second_MC = _quantise(tl.div_rn(second_MC, divisor_M), QUANTISED)
-        rest_MR = _quantise(tl.div_rn(rest_MR, divisor_M), QUANTISED)
+        first_MC = _quantise(first_MC, divisor_M, largest, QUANTISED)
+        second_MC = _quantise(second_MC, divisor_M, largest, QUANTISED)
+        rest_MR = _quantise(rest_MR, divisor_M, largest, QUANTISED)
     store_heads(pages_M, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)
 
 
@@ -198,8 +206,11 @@ def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
-    """Round to the nearest value of a format, ties to even; float8 as bits."""
+def _quantise(
+    x: tl.tensor, divisor: tl.tensor, largest: tl.constexpr, QUANTISED: tl.constexpr
+) -> tl.tensor:
+    """Round quotients to the nearest value of a format, ties to even; float8 as bits."""
+    x = tl.clamp(tl.div_rn(x, divisor), -largest, largest)
     if QUANTISED == "int8":
         codes = _nearest_integer(x).to(tl.int8)
     elif QUANTISED == "e4m3":

@@ -16,26 +16,34 @@ FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "
 
 
 def store_kv(
-    key: Tensor, value: Tensor, kv_pages: Tensor, slots: Tensor, scales: Tensor | None
+    key: Tensor,
+    value: Tensor,
+    kv_pages: Tensor,
+    slots: Tensor,
+    scales: Tensor | None,
+    static_scales: Tensor | None,
 ) -> None:
     """Write K and V of tokens to their slots.
 
-    key, value:  [T, K, D], each head contiguous
-    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
-    slots:       [T] int64
-    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
+    key, value:     [T, K, D], each head contiguous
+    kv_pages:       [2, pages, page_size, K, D]; K and V each contiguous
+    slots:          [T] int64
+    scales:         [2, pages, page_size, K] bfloat16 of int8 and float8
+    static_scales:  [2, K] bfloat16 contiguous, of all tokens
     """
     num_tokens, num_heads, dim = key.shape
     if key.numel() == 0:
         return
     assert key.stride(2) == value.stride(2) == 1
     pages, scales, quantised = slot_memory(kv_pages, scales)
+    assert static_scales is None or static_scales.is_contiguous()
     blocks = blocks_of(dim, dim // 2)
     store_kernel[(num_tokens, triton.cdiv(num_heads, blocks["M"]), 2)](
         key,
         value,
         pages,
         scales,
+        static_scales,
         slots,
         num_heads,
         dim,
@@ -72,6 +80,7 @@ def store_kernel(
     value: tl.tensor,
     pages: tl.tensor,
     scales: tl.tensor,
+    static_scales: tl.tensor | None,
     slots: tl.tensor,
     num_heads: int,
     dim: int,
@@ -101,6 +110,8 @@ def store_kernel(
     store_in_slot(
         pages + part * pages_stride + at_M * dim,
         scales + part * scales_stride + at_M,
+        static_scales,
+        part * num_heads + head_M,
         is_head_M,
         first_MC,
         second_MC,

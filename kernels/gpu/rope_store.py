@@ -34,20 +34,22 @@ def rotate_and_store(
     out: Tensor,
     *,
     scales: Tensor | None,
+    static_scales: Tensor | None,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     interleaved: bool,
 ) -> None:
     """Rotate queries, rotate K, store K and V.
 
-    query:       [T, H, D], each token's heads contiguous
-    key, value:  [T, K, D], likewise
-    cos, sin:    [T, P], each row contiguous
-    kv_pages:    [2, pages, page_size, K, D]; K and V each contiguous
-    slots:       [T] int64
-    out:         [T, H, D] contiguous; overwritten
-    scales:      [2, pages, page_size, K] bfloat16 of int8 and float8
-    norms:       weights [D] of query and key
+    query:          [T, H, D], each token's heads contiguous
+    key, value:     [T, K, D], likewise
+    cos, sin:       [T, P], each row contiguous
+    kv_pages:       [2, pages, page_size, K, D]; K and V each contiguous
+    slots:          [T] int64
+    out:            [T, H, D] contiguous; overwritten
+    scales:         [2, pages, page_size, K] bfloat16 of int8 and float8
+    static_scales:  [2, K] bfloat16 contiguous, of all tokens
+    norms:          weights [D] of query and key
     """
     num_tokens, num_heads, dim = query.shape
     num_kv_heads, pairs = key.shape[1], cos.shape[1]
@@ -57,6 +59,7 @@ def rotate_and_store(
         assert each.stride()[1:] == (dim, 1)
     assert cos.stride() == sin.stride() == (cos.stride(0), 1)
     pages, scales, quantised = slot_memory(kv_pages, scales)
+    assert static_scales is None or static_scales.is_contiguous()
     query_norm, key_norm = (query, key) if norms is None else norms
     blocks = blocks_of(dim, pairs)
     groups, kv_groups = (triton.cdiv(count, blocks["M"]) for count in (num_heads, num_kv_heads))
@@ -70,6 +73,7 @@ def rotate_and_store(
         key_norm,
         pages,
         scales,
+        static_scales,
         slots,
         out,
         eps,
@@ -102,6 +106,7 @@ def rotate_and_store_kernel(
     key_norm: tl.tensor,
     pages: tl.tensor,
     scales: tl.tensor,
+    static_scales: tl.tensor | None,
     slots: tl.tensor,
     out: tl.tensor,
     eps: float,
@@ -125,16 +130,12 @@ def rotate_and_store_kernel(
     """Program (token, M heads of the query, of K or of V)."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dtype: tl.constexpr = query.dtype.element_ty
-    groups, kv_groups = tl.cdiv(num_heads, M), tl.cdiv(num_kv_heads, M)
-    is_query, is_value = group < groups, group >= groups + kv_groups
-    first_group = tl.where(is_query, 0, tl.where(is_value, groups + kv_groups, groups))
-    head_M = (group - first_group) * M + tl.arange(0, M)
+    is_query, is_value, head_M = _heads_of(group, num_heads, num_kv_heads, M)
+    from_M, norm = key + token * key_stride + head_M * dim, key_norm
     if is_query:
         from_M, norm = query + token * query_stride + head_M * dim, query_norm
     elif is_value:
-        from_M, norm = value + token * value_stride + head_M * dim, key_norm
-    else:
-        from_M, norm = key + token * key_stride + head_M * dim, key_norm
+        from_M = value + token * value_stride + head_M * dim
     is_head_M = head_M < tl.where(is_query, num_heads, num_kv_heads)
     first_MC, second_MC, rest_MR = load_heads(from_M, is_head_M, pairs, dim, INTERLEAVED, C, R)
     if not is_value:
@@ -152,6 +153,8 @@ def rotate_and_store_kernel(
         store_in_slot(
             pages + part * pages_stride + at_M * dim,
             scales + part * scales_stride + at_M,
+            static_scales,
+            part * num_kv_heads + head_M,
             is_head_M,
             first_MC,
             second_MC,
@@ -162,3 +165,14 @@ def rotate_and_store_kernel(
             QUANTISED,
             INTERLEAVED,
         )
+
+
+@triton.jit
+def _heads_of(
+    group: tl.tensor, num_heads: int, num_kv_heads: int, M: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return whether a group's heads are of the query, whether of V, and their numbers."""
+    groups, kv_groups = tl.cdiv(num_heads, M), tl.cdiv(num_kv_heads, M)
+    is_query, is_value = group < groups, group >= groups + kv_groups
+    first_group = tl.where(is_query, 0, tl.where(is_value, groups + kv_groups, groups))
+    return is_query, is_value, (group - first_group) * M + tl.arange(0, M)

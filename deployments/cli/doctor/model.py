@@ -58,9 +58,24 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     plan = make_plan(config, facts, machine, path)
     if plan.stored:
         yield Finding(Level.OK, "quantised", plan.stored)
+    yield from _kv_format(plan, config, facts)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)
     yield from _texts(config, path, facts)
+
+
+def _kv_format(plan: EnginePlan, config: ServeConfig, facts: ModelFacts) -> Iterator[Finding]:
+    from remora.engine.models.kv_scales import with_kv_scales
+
+    if plan.kv_dtype == "auto":
+        return
+    try:
+        plan = with_kv_scales(plan, config, facts)
+    except ConfigError as error:
+        yield Finding(Level.FIX, "KV format", str(error))
+        return
+    scales = f"static scales of {plan.kv_scales_of}" if plan.kv_scales else "scales of tokens"
+    yield Finding(Level.OK, "KV format", f"{plan.kv_dtype}, {scales}")
 
 
 def _kernels(plan: EnginePlan, own: object) -> Finding:

@@ -24,7 +24,8 @@ GROUP = 16  # inputs that share a scale in NVFP4
 def check(settings: Settings) -> None:
     """Raise ConfigError for other algorithms."""
     found = settings.get("quant_algo")
-    if found not in ALGORITHMS:
+    has_only_kv = found is None and settings.get("kv_cache_quant_algo")
+    if found not in ALGORITHMS and not has_only_kv:
         raise ConfigError(
             f"config.json: modelopt with quant_algo {found} is not read; read are "
             f"{', '.join(ALGORITHMS)}. Use the original checkpoint."

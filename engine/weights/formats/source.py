@@ -39,7 +39,7 @@ class QuantisedWeights:
             if weight.name in self.stored:
                 raise ConfigError(f"{weight.name} in {self.label} is stored in two formats.")
             self.stored[weight.name] = weight
-        if not self.stored:
+        if not self.stored and not any(map(known.unused.fullmatch, source.shapes())):
             raise ConfigError(
                 f"config.json has a quantization_config of {known.name}, and {self.label} holds "
                 "no tensors of that format. Is the config from another checkpoint?"
@@ -87,7 +87,7 @@ class QuantisedWeights:
         counts = Counter(weight.label for weight in self.stored.values())
         shown = [f"{number} {label}" for label, number in counts.most_common(MAX_LABELS)]
         others = counts.total() - sum(number for _, number in counts.most_common(MAX_LABELS))
-        return "; ".join(shown + ([f"{others} in other ways"] if others else []))
+        return "; ".join(shown + ([f"{others} in other ways"] if others else [])) or "no weights"
 
     def _check_list(self, kept: Iterable[str], name: str) -> None:
         """Raise ConfigError if a module is quantised that the settings list as unquantised."""

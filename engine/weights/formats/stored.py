@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -21,9 +21,9 @@ from remora.kernels.quantised.weight_kinds import WeightKind
 Settings = Mapping[str, Any]
 Parts = Mapping[str, Tensor]
 NEVER = re.compile(r"(?!)")
-# Scales of activations and of the KV cache: both are computed in 16 bits.
+# Scales of activations, which are computed in 16 bits, and of K and V (`models/kv_scales.py`).
 ACTIVATION_SCALES = re.compile(
-    r".*\.(?:(?:input|output|k|v|q|prob)_scale(?:_ub)?|(?:input|output|k|v)_zero_point"
+    r".*\.(?:(?:input|output|k|v|kv|q|prob)_scale(?:_ub)?|(?:input|output|k|v)_zero_point"
     r"|[kv]_proj\.output_scale)"
 )
 
@@ -103,6 +103,23 @@ def matches(entry: str, module: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry.removeprefix("re:"), module) is not None
     return entry == module
+
+
+def declared_kv_dtype(settings: Settings) -> Literal["", "int8", "fp8_e4m3"]:
+    """Return the 8-bit format in which a checkpoint says to cache K and V, or "".
+
+    Names are those of engine.kv_dtype. compressed-tensors and ModelOpt have a setting for it; other
+    formats may have scales, which are for e4m3.
+    """
+    if str(settings.get("kv_cache_quant_algo")).upper() == "FP8":
+        return "fp8_e4m3"
+    scheme = settings.get("kv_cache_scheme")
+    if not isinstance(scheme, Mapping) or scheme.get("num_bits") != 8:
+        return ""
+    if scheme.get("type") == "float":
+        return "fp8_e4m3"
+    is_symmetric = scheme.get("type") == "int" and scheme.get("symmetric") is not False
+    return "int8" if is_symmetric else ""
 
 
 def no_demands(settings: Settings) -> None:

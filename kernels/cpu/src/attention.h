@@ -35,6 +35,7 @@ struct KvCache {
   KvFormat kv_format;  // as stored; PLAIN = in `format`
   bool is_windowed;  // windowed layers with page tables of their own
   int num_pages, page_size, num_kv_heads, head_dim;
+  const bf16* static_scales;  // [layers][K, V][kv heads], of all tokens; null = each has its own
 
   const int64_t* slots(const Batch& batch) const {
     return is_windowed ? batch.window_slots : batch.slots;

@@ -11,21 +11,34 @@ namespace {
 // Smaller heads become zeros: the quotient of two denormal numbers is not exact everywhere.
 constexpr float LEAST_SIZE = 1e-30f;
 
-// Quantise one head; put(first element, codes) receives its vectors. Returns the scale. It is rounded
-// before it divides, so codes exceed the format's range by less than half a step.
-template <class Codes, class Put>
-INLINE bf16 quantise(const float* head, int dim, Put&& put) {
+// The scale that maps the greatest magnitude of a head to the format's greatest number.
+template <class Codes>
+INLINE bf16 own_scale(const float* head, int dim) {
   vf most = splat(LEAST_SIZE);
   for_vectors(dim, [&](int first, int count) {
     most = max(most, absolute(finite<float>(load_some(head + first, count))));
   });
-  const bf16 scale = narrow(max_lane(most) / Codes::GREATEST);
-  const vf divisor = splat(widen(scale));
+  return narrow(max_lane(most) / Codes::GREATEST);
+}
+
+// Quantise one head; put(first element, codes) receives its vectors. Quotients beyond the format's
+// range, of which own scales make none that is half a step away, become its greatest number.
+template <class Codes, class Put>
+INLINE void quantise(const float* head, int dim, bf16 scale, Put&& put) {
+  const vf divisor = splat(widen(scale)), least = splat(-Codes::GREATEST), most = splat(Codes::GREATEST);
   for_vectors(dim, [&](int first, int count) {
-    const vf scaled = finite<float>(load_some(head + first, count)) / divisor;
+    const vf quotient = finite<float>(load_some(head + first, count)) / divisor;
+    const vf scaled = min(max(quotient, least), most);
     put(first, __builtin_convertvector(Codes::encode(scaled), vb));
   });
-  return scale;
+}
+
+// The static scales of K of a layer's head, which lies at `head` in some page; those of V follow
+// those of all heads.
+const bf16* static_scales_of(const KvCache& cache, const char* head) {
+  const int64_t place = (head - cache.data) / cache.head_bytes();
+  const int64_t layer = place / cache.num_kv_heads / cache.num_pages;
+  return cache.static_scales + 2 * layer * cache.num_kv_heads + place % cache.num_kv_heads;
 }
 
 }  // namespace
@@ -40,11 +53,18 @@ void store_quantised(const KvCache& cache, char* head, const float* key, const f
   bf16* scales = (bf16*)(head + 2 * cache.half_bytes()) + offset;
   with_codes(cache.kv_format, [&](auto codes) {
     typedef decltype(codes) Codes;
-    scales[0] = quantise<Codes>(key, cache.head_dim, [&](int first, vb elements) {
+    if (cache.static_scales) {
+      const bf16* given = static_scales_of(cache, head);
+      scales[0] = given[0], scales[cache.page_size] = given[cache.num_kv_heads];
+    } else {
+      scales[0] = own_scale<Codes>(key, cache.head_dim);
+      scales[cache.page_size] = own_scale<Codes>(value, cache.head_dim);
+    }
+    quantise<Codes>(key, cache.head_dim, scales[0], [&](int first, vb elements) {
       for (int i = 0; i < LANES; i++)
         k[(first + i) / width * GROUP_TOKENS * width + (first + i) % width] = elements[i];
     });
-    scales[cache.page_size] = quantise<Codes>(value, cache.head_dim, [&](int first, vb elements) {
+    quantise<Codes>(value, cache.head_dim, scales[cache.page_size], [&](int first, vb elements) {
       for (int i = 0; i < LANES; i++) v[(first + i) * width] = elements[i];
     });
   });

@@ -2,7 +2,8 @@
 //
 // Codes of a head are in the order that attention.h describes, followed in the page by its
 // scales in bf16: [K, V][page_size]. The scale maps the greatest magnitude of a token's head to the
-// greatest number of the format, so a token's bits depend on that token alone.
+// greatest number of the format, or it is that of the cache for all tokens, and greater magnitudes are
+// clipped. Either way a token's bits depend on that token alone.
 #pragma once
 
 #include "attention.h"

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.gpu.arch import Arch, arch_of
+from remora.kernels.gpu.arch import converts_e4m3
 
 LOG2_E = math.log2(math.e)
 # Format of the product of weights and V by the format of queries, for wide and 8-bit pages. 8-bit V
@@ -38,19 +38,12 @@ def factor_of(query: Tensor, pages: Tensor) -> Any:
 
     Raises ValueError for pages that this GPU cannot convert.
     """
-    if pages.dtype is torch.float8_e4m3fn and not _converts_e4m3(pages.device):
+    if pages.dtype is torch.float8_e4m3fn and not converts_e4m3(pages.device):
         raise ValueError(
             "this GPU does not convert float8_e4m3fn; keep K and V in float8_e5m2, in int8 or in "
             f"{query.dtype}"
         )
     return FACTORS[query.dtype][pages.itemsize == 1]
-
-
-def _converts_e4m3(device: torch.device) -> bool:
-    arch = arch_of(device)
-    if arch is Arch.SMALL and device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 9)
-    return arch not in (Arch.AMPERE, Arch.CDNA)
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float | None]:

@@ -62,6 +62,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
         ("lightllm", name): {"--metric_gateway": "http://gateway:9091"}
         for name in ("--job_name", "--push_interval", "--grouping_key", "--enable_monitor_auth")
     },
+    ("sglang", "--quantization-param-path"): {"--kv-cache-dtype": "fp8_e4m3"},
     ("sglang", "--torch-compile-max-bs"): {"--enable-torch-compile": True},
     ("backend", "backend.extra_params.torch_compile_max_bs"): {
         "backend.extra_params.enable_torch_compile": True

@@ -23,6 +23,7 @@ def of(system: System, given: dict[str, Any]) -> Translation:
 ON = {"--enable-priority-scheduling": True}
 THRESHOLD = {"--priority-scheduling-preemption-threshold": 3}
 GAP = "engine.priority_preemption_gap"
+SCALES = {"--quantization-param-path": "s.json"}
 CHUNK = {"--chunked_prefill_size": 4096}
 BACKEND = "engine.attention_backend"
 FLASHINFER = ("--enable_flashinfer_prefill", "--enable_flashinfer_decode")
@@ -51,6 +52,9 @@ def loader(**said: Any) -> dict[str, Any]:
         ("lightllm", {FLASHINFER[1]: True}, BACKEND, "flashinfer"),
         ("lightllm", dict.fromkeys(FLASHINFER, False), BACKEND, None),
         ("sglang", {"--kv-cache-dtype": "fp8_e5m2"}, "engine.kv_dtype", "fp8_e5m2"),
+        ("sglang", SCALES | {"--kv-cache-dtype": "fp8_e4m3"}, "engine.kv_scales_file", "s.json"),
+        ("sglang", SCALES | {"--kv-cache-dtype": "fp8_e5m2"}, "engine.kv_scales_file", None),
+        ("sglang", SCALES, "engine.kv_scales_file", None),
         ("lightllm", {"--mode": ["ppl_int8kv"]}, "engine.kv_dtype", "int8"),
         (
             "lightllm",

@@ -200,7 +200,9 @@ def _attention_of(
         return attend_with(len(model.layers), plan.num_pages)
     return WindowedAttention(
         windows.layers,
-        lambda count, apart: attend_with(count, windows.num_pages if apart else plan.num_pages),
+        lambda apart: attend_with(
+            windows.layers.count(apart), windows.num_pages if apart else plan.num_pages
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from remora.kernels.cpu.buffers import PagedCache
 from remora.kernels.cpu.library import Format, KvFormat, Team
 from remora.kernels.cpu.program import Program
-from remora.kernels.kv_store import GREATEST, quantise
+from remora.kernels.kv_store import GREATEST, SCALE_DTYPE, quantise
 from tests.kernels.cpu.products import GUARD, make_batch
 
 MAX_TOKENS = 1024
@@ -31,6 +31,8 @@ class Heads:
     sink:  sinks go from this to its negative, head by head; None = there are none
     dtype: of K and V, unless they are quantised
     kv_dtype: of quantised K and V; None = they are not
+    static: greatest magnitude of the first head that static scales do not clip; None = each token
+            has scales of its own
     """
 
     num_kv_heads: int = 2
@@ -44,6 +46,15 @@ class Heads:
     slope: float | None = None
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
+    static: float | None = None
+
+    @property
+    def static_scales(self) -> Tensor | None:
+        """Static scales of K and V [2, num_kv_heads], all different."""
+        if self.static is None or self.kv_dtype is None:
+            return None
+        scales = self.static / GREATEST[self.kv_dtype] / torch.arange(1, 2 * self.num_kv_heads + 1)
+        return scales.view(2, -1).to(SCALE_DTYPE)
 
     @property
     def num_heads(self) -> int:
@@ -74,11 +85,15 @@ class Heads:
         heads = self.num_heads + 2 * self.num_kv_heads
         return torch.randn(num_tokens, heads, self.head_dim, generator=generator)
 
-    def read(self, heads: Tensor) -> Tensor:
-        """Return K or V [tokens, heads, head_dim] as attention reads them, in float64."""
+    def read(self, heads: Tensor, part: int = 0) -> Tensor:
+        """Return K or V [tokens, heads, head_dim] as attention reads them, in float64.
+
+        part:  1 = V, whose static scales are others
+        """
         if self.kv_dtype is None:
             return heads.to(self.dtype).double()
-        codes, scales = quantise(heads.nan_to_num(), self.kv_dtype)
+        static = None if self.static_scales is None else self.static_scales[part]
+        codes, scales = quantise(heads.nan_to_num(), self.kv_dtype, static)
         return codes.double() * scales.double().unsqueeze(-1)
 
 
@@ -96,6 +111,7 @@ class Attending:
         num_pages = num_sequences * pages_each + 1
         shuffled = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
         self.tables = torch.tensor(shuffled, dtype=torch.int32).view(num_sequences, pages_each)
+        static = heads.static_scales
         self.cache = PagedCache.allocate(
             team,
             num_layers=2,
@@ -105,6 +121,7 @@ class Attending:
             head_dim=heads.head_dim,
             format=Format.of(heads.dtype),
             kv_format=KvFormat.of(heads.kv_dtype),
+            static_scales=None if static is None else torch.stack((2 * static, static)),
         )
         if heads.kv_dtype is not None:
             code = torch.tensor(GREATEST[heads.kv_dtype] if garbage else 0.0).to(heads.kv_dtype)
@@ -215,7 +232,7 @@ def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     ends = (heads.num_heads, heads.num_heads + heads.num_kv_heads)
     query, key, value = qkv.tensor_split(ends, dim=1)
     query = query.to(heads.work_dtype).double()
-    key, value = heads.read(key), heads.read(value)
+    key, value = heads.read(key, 0), heads.read(value, 1)
     key = key.repeat_interleave(heads.heads_per_kv, 1)
     value = value.repeat_interleave(heads.heads_per_kv, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.kernels.cpu.library import Library, Team
+from remora.kernels.kv_store import GREATEST
 from tests.kernels.cpu.attending import MOST, Attending, Heads, attend_densely, run_in_chunks
 
 # float32: rounding of some hundred products; the same with K and V of float16, which are widened.
@@ -214,7 +215,30 @@ def test_heads_are_quantised_alone_and_stay_finite(each_team: Team, kv_dtype: to
     assert attended[:6].isfinite().all()
     for place, stored in enumerate(attending.stored(0)):
         first = heads.num_heads + place * heads.num_kv_heads
-        assert torch.equal(stored, heads.read(qkv[:, first : first + heads.num_kv_heads]))
+        assert torch.equal(stored, heads.read(qkv[:, first : first + heads.num_kv_heads], place))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 20])
+def test_static_scales_are_those_of_layer_and_head_and_clip(
+    each_team: Team, kv_dtype: torch.dtype, head_dim: int
+) -> None:
+    heads = Heads(kv_dtype=kv_dtype, static=2.0, num_kv_heads=3, head_dim=head_dim)
+    qkv = heads.draw(20, seed=0)
+    qkv[5, heads.num_heads :, 3 :: head_dim // 2] = torch.nan  # a rotation's pair
+    qkv[6, heads.num_heads :, 3] = 3e38
+    qkv[7, heads.num_heads :] = 1e-37
+    attending = Attending(each_team, heads, num_sequences=1)
+
+    attending.step({0: qkv})
+
+    scales = heads.static_scales
+    assert scales is not None
+    for place, stored in enumerate(attending.stored(0)):
+        first = heads.num_heads + place * heads.num_kv_heads
+        assert torch.equal(stored, heads.read(qkv[:, first : first + heads.num_kv_heads], place))
+        most = GREATEST[kv_dtype] * scales[place].double()
+        assert torch.equal(stored.abs().amax((0, 2)), most)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, *KV_DTYPES])

@@ -37,15 +37,22 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def store_and_check(
-    key: Tensor, value: Tensor, slots: Tensor, stored: torch.dtype, *, page_size: int
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    stored: torch.dtype,
+    *,
+    page_size: int,
+    static_scales: Tensor | None = None,
 ) -> None:
     """Store in pages of which there are as few as slots need; compare all memory."""
     num_pages = 1 + int(slots.max()) // page_size if len(slots) else 1
     pages, scales = make_pages(num_pages, page_size, key, stored)
     expected, scale = make_pages(num_pages, page_size, key.cpu(), stored)
 
-    store_kv(key, value, pages, slots, scales)
-    store_kv_reference(key.cpu(), value.cpu(), expected, slots.cpu(), scale)
+    static = None if static_scales is None else static_scales.cpu()
+    store_kv(key, value, pages, slots, scales, static_scales)
+    store_kv_reference(key.cpu(), value.cpu(), expected, slots.cpu(), scale, static)
 
     assert torch.equal(as_bytes(pages), as_bytes(expected))
     if scales is not None and scale is not None:
@@ -86,6 +93,27 @@ def test_heads_in_a_projection_are_stored(
     slots = torch.tensor([33, 16, 0, 47], device=device)
 
     store_and_check(fused[:, 4:12], fused[:, 12:], slots, quantised or dtype, page_size=page_size)
+
+
+@pytest.mark.parametrize("stored", GREATEST, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_static_scales_divide_and_clip(
+    device: str, dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    fused = (5 * torch.randn(4, 6, 80, device=device)).to(dtype)
+    fused[0, :, 7], fused[1, :, 7] = float("inf"), float("nan")
+    slots = torch.tensor([33, 16, 0, 47], device=device)
+    scales = torch.tensor([[0.5, 5.0, 50.0], [2.0, 0.1, 20.0]], device=device) / GREATEST[stored]
+
+    store_and_check(
+        fused[:, :3],
+        fused[:, 3:],
+        slots,
+        stored,
+        page_size=16,
+        static_scales=scales.to(SCALE_DTYPE),
+    )
 
 
 @FORMATS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.kernels.kv_store import GREATEST
+from remora.kernels.kv_store import GREATEST, SCALE_DTYPE
 from remora.kernels.rope_store import rotate_and_store, rotate_and_store_reference
 from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 from tests.kernels.gpu.test_kv_store import as_bytes, make_pages
@@ -33,6 +33,7 @@ def check(
     pairs: int,
     has_norms: bool,
     interleaved: bool = False,
+    static_scales: Tensor | None = None,
 ) -> None:
     """Compare queries, slots that are written to, and slots that are not."""
     num_tokens, num_heads, dim = fused.shape
@@ -51,7 +52,9 @@ def check(
         exact_options["norms"] = [norm.double().cpu() for norm in norms]
 
     with poisoned_memory():
-        rotated = rotate_and_store(*inputs, pages, slots, scales=scales, **options)
+        rotated = rotate_and_store(
+            *inputs, pages, slots, scales=scales, static_scales=static_scales, **options
+        )
 
     exact_inputs = [*(each.double().cpu() for each in inputs), exact, slots.cpu()]
     expected = rotate_and_store_reference(*exact_inputs, **exact_options)
@@ -61,6 +64,8 @@ def check(
     read = pages.double() if scales is None else pages.double() * scales[..., None]
     is_written = torch.zeros(12 * PAGE_SIZE, dtype=torch.bool)
     is_written[slots.cpu()] = True
+    if static_scales is not None and scales is not None:
+        assert (scales.flatten(1, 2)[:, slots] == static_scales[:, None]).all()
     torch.testing.assert_close(
         read.cpu().flatten(1, 2)[:, is_written],
         exact.flatten(1, 2)[:, is_written],
@@ -104,6 +109,21 @@ def test_heads_of_any_shape_agree_with_torch(
     fused, at = bounded(*shape, dtype=dtype, device="cpu"), torch.tensor(slots, dtype=torch.int64)
 
     check(fused, num_kv_heads, at, quantised or dtype, **options)
+
+
+@pytest.mark.parametrize("quantised", GREATEST, ids=str)
+def test_static_scales_are_those_of_heads(device: str, quantised: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sizes = torch.tensor([[8.0, 7.0, 6.0], [5.0, 8.0, 7.5]], device=device)
+    check(
+        bounded(2, 15, 64, dtype=torch.bfloat16, device=device),
+        3,
+        torch.tensor([45, 3], device=device),
+        quantised,
+        pairs=32,
+        has_norms=False,
+        static_scales=(sizes / GREATEST[quantised]).to(SCALE_DTYPE),
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

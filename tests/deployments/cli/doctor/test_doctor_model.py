@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from remora.deployments.cli.main import app
 from tests.conftest import TinyCheckpoints
+from tests.engine.attention.test_static_kv_scales import scale_file, with_scales
 from tests.engine.fallback.checkpoints import make_checkpoint
 from tests.engine.weights.gguf.tiny_gguf import make_gguf
 from tests.tiny_encoders import make_tiny_encoder
@@ -41,6 +42,24 @@ def test_a_known_family_runs_on_native_kernels(tiny_checkpoints: TinyCheckpoints
     assert "768 B of KV cache per token" in shown
     assert f"chat template from chat_template.jinja in {path} ok" in shown
     assert "tool calls: none; reasoning: none" in shown
+
+
+def test_the_source_of_static_scales_is_named(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("llama")
+    declares = with_scales(path, tmp_path / "scaled", "fp8_e4m3", 8.0)
+    file = scale_file(path, tmp_path / "s.json", "int8", 8.0)
+    int8 = ("--set", "engine.kv_dtype=int8")
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{}")
+
+    assert "KV format fp8_e4m3, static scales of the checkpoint" in ask(declares)[1]
+    assert "KV format int8, scales of tokens" in ask(declares, *int8)[1]
+    named = ("--set", f"engine.kv_scales_file={file}")
+    assert "KV format int8, static scales of s.json" in ask(path, *int8, *named)[1]
+    named = ("--set", f"engine.kv_scales_file={damaged}")
+    assert "damaged.json holds neither kv_cache" in ask(path, *int8, *named)[1]
 
 
 @pytest.mark.parametrize("family", ["llama", "helium"])

@@ -245,7 +245,7 @@ Floats attend(const Case& c, const Part& part) {
   const int num_heads = c.number("num_heads"), page_size = c.number("page_size");
   const int pages_each = ceil_div(num_tokens, page_size), num_pages = num_sequences * pages_each;
   KvCache cache{nullptr, (Format)c.number("kv_format"), PLAIN, false, num_pages, page_size,
-                c.number("num_kv_heads"), c.number("head_dim")};
+                c.number("num_kv_heads"), c.number("head_dim"), nullptr};
   Buffer pages(num_pages * CALL(remora_page_bytes)(&cache));
   cache.data = pages.as<char>();
   const int width = num_heads * cache.head_dim;

@@ -153,7 +153,7 @@ def test_ragged_rows_agree_with_torch(
 
 @interpreted_only
 def test_pages_that_a_gpu_cannot_convert_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.kernels.gpu.attention.steps.arch_of", lambda device: Arch.AMPERE)
+    monkeypatch.setattr("remora.kernels.gpu.arch.arch_of", lambda device: Arch.AMPERE)
 
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         check_rows([(1, 1)], decodes=True, kv_dtype=torch.float8_e4m3fn)

@@ -23,6 +23,7 @@ def launch(
     *,
     pairs: int | None = None,
     has_norms: bool = False,
+    is_static: bool = False,
     **options: Any,
 ) -> None:
     heads = empty(TOKENS, num_heads + 2 * kv_heads, dim, dtype=dtype)
@@ -39,6 +40,7 @@ def launch(
         pages,
         empty(TOKENS, dtype=torch.int64),
         scales=empty(*pages.shape[:4], dtype=SCALE_DTYPE) if stored in GREATEST else None,
+        static_scales=empty(2, kv_heads, dtype=SCALE_DTYPE) if is_static else None,
         norms=(weight, weight) if has_norms else None,
         eps=1e-6,
         **options,
@@ -51,7 +53,7 @@ LAUNCHES = {
     "llama 8B float16 int8": partial(launch, 32, 8, 128, FP16, torch.int8),
     "qwen3 0.6B bfloat16": partial(launch, 16, 8, 128, BF16, BF16, has_norms=True),
     "qwen3 30B bfloat16 fp8": partial(
-        launch, 32, 4, 128, BF16, torch.float8_e4m3fn, has_norms=True
+        launch, 32, 4, 128, BF16, torch.float8_e4m3fn, has_norms=True, is_static=True
     ),
     "qwen3 0.6B float32": partial(launch, 16, 8, 128, FP32, FP32, has_norms=True),
     "interleaved and partial bfloat16": partial(
