@@ -89,10 +89,16 @@ class Experts:
         shape = self.config.num_experts, self._outer.size, len(self._inner.held)
         return allocate_weight(shape, self.dtype, self.device)
 
-    def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
-        """Apply to [T, H]."""
+    def __call__(
+        self, hidden: Tensor, adapters: RowGroups = NO_GROUPS, slots: Tensor | None = None
+    ) -> Tensor:
+        """Apply to [T, H].
+
+        slots:  as in `route`
+        """
         config = self.config
-        ids, weights = route(self.router(hidden.float()), config.routing, self.correction)
+        logits = self.router(hidden.float())
+        ids, weights = route(logits, config.routing, self.correction, slots)
         routed = hidden
         if config.weighs_inputs:  # of its one expert
             routed = (hidden * weights).to(hidden.dtype)

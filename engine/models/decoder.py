@@ -92,12 +92,17 @@ class DecoderBlock:
         if self._is_parallel:
             if self.mlp_norm is not None:
                 hidden = self.mlp_norm(residual)
-            both = group.all_reduce(attended.add_(self.mlp(hidden, batch.adapters)))
+            both = group.all_reduce(attended.add_(self._feed_forward(hidden, batch)))
             return self._leave(None, both), residual
         attended = self._leave(self.attention_out_norm, group.all_reduce(attended))
         hidden, residual = _enter(self.mlp_norm, attended, residual)
-        made = group.all_reduce(self.mlp(hidden, batch.adapters))
+        made = group.all_reduce(self._feed_forward(hidden, batch))
         return self._leave(self.mlp_out_norm, made), residual
+
+    def _feed_forward(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        if isinstance(self.mlp, Experts):
+            return self.mlp(hidden, batch.adapters, batch.slots if batch.is_padded else None)
+        return self.mlp(hidden, batch.adapters)
 
     def _leave(self, norm: Norm | None, made: Tensor) -> Tensor:
         """Apply the norm and the scale of a part's output."""
