@@ -314,6 +314,11 @@ class DecoderModel:
         for rotary in self.rotaries:
             rotary.tabulate(num_positions, self.dtype)
 
+    def narrow_routers(self) -> None:
+        """Hold the routers of experts in the model's dtype where that rounds nothing."""
+        for _, experts in self.experts():
+            experts.narrow_router()
+
     def make_invariant(self) -> None:
         """Make a row's bits independent of the other rows in the batch.
 

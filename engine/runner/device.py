@@ -187,6 +187,8 @@ def make_forward(
         model.tabulate_angles(plan.max_model_len)
         if plan.on_device.deterministic:
             model.make_invariant()
+        else:
+            model.narrow_routers()
     attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
     if group.layout.num_ranks > 1:
