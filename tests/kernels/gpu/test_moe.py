@@ -202,7 +202,7 @@ def test_padding_reads_no_weight_and_changes_no_bit(device: str, tokens: int) ->
     blocks, few = align(ids, 6, 0, 16), align(ids[~is_padding], 6, 0, 16)
     used = few.experts[few.experts >= 0]
     assert torch.equal(blocks.experts[blocks.experts >= 0], used)
-    assert torch.equal(used.unique(), torch.arange(3, device=device))
+    assert set(used.tolist()) == {0, 1, 2}
 
 
 def test_the_same_pairs_give_the_same_bits_in_rows_of_wider_memory(device: str) -> None:
