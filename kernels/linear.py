@@ -27,6 +27,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear_reference(x, weight, bias)
 
 
+def linear_to_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` with a float32 result, if the device writes its sums unrounded.
+
+    Otherwise the result has the dtype of `x`.
+    """
+    if not writes_float32(x.device, x.dtype):
+        return linear(x, weight, bias)
+    y = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return y if bias is None else y.add_(bias)
+
+
+def writes_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether products of this dtype can have float32 results: of 16 bits, with CUDA.
+
+    False while torch.compile traces: it generates its own kernels.
+    """
+    is_cuda = device.type == "cuda" and torch.version.cuda is not None  # ROCm is `cuda` too
+    return is_cuda and dtype.itemsize == 2 and not torch.compiler.is_compiling()
+
+
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`linear` with a plain weight."""
     return F.linear(x, weight, bias)

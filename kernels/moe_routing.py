@@ -16,11 +16,14 @@ from remora.kernels.dispatch import by_triton
 from remora.kernels.moe_rules import MIN_WEIGHT_SUM, Routing
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, slots: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose experts.
 
     logits:  [T, E] of any float type, each row contiguous
     bias:    [E], added to scores for the choice but not to weights
+    slots:   [T] int64, of K and V; 0 = padding, whose ids are -1 and weights 0; None = no padding
     Returns (ids [T, k] int32, best first and the smaller first among equals, weights [T, k]
     float32). Experts outside the chosen groups are never chosen.
     Raises ValueError if groups do not divide the experts, or hold fewer than k experts.
@@ -33,12 +36,12 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     if by_triton(logits.device):
         from remora.kernels.gpu import moe_routing
 
-        return moe_routing.route(logits, routing, bias)
-    return route_reference(logits, routing, bias)
+        return moe_routing.route(logits, routing, bias, slots)
+    return route_reference(logits, routing, bias, slots)
 
 
 def route_reference(
-    logits: Tensor, routing: Routing, bias: Tensor | None = None
+    logits: Tensor, routing: Routing, bias: Tensor | None = None, slots: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`route` in torch."""
     wide = logits.float()
@@ -60,4 +63,8 @@ def route_reference(
     weights = scores.gather(1, ids)
     if routing.is_normalised:
         weights = weights / (weights.sum(dim=1, keepdim=True) + MIN_WEIGHT_SUM)
-    return ids.int(), weights * routing.scaling
+    ids, weights = ids.int(), weights * routing.scaling
+    if slots is not None:
+        is_padding = (slots == 0).unsqueeze(1)
+        ids, weights = ids.masked_fill(is_padding, -1), weights.masked_fill(is_padding, 0.0)
+    return ids, weights

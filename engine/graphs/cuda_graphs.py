@@ -64,6 +64,7 @@ class CudaGraphRunner:
         ):
             made = run()
         self._graphs.append(graph)
+        graph.replay()  # the first launch uploads it: no request waits, and its memory is taken
 
         def replay() -> T:
             graph.replay()

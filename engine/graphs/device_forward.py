@@ -381,6 +381,7 @@ class DeviceForward:
             extend_lens=(),
             logit_index=lines,  # unused: every row has logits
             adapters=groups,
+            is_padded=True,
         )
         batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
@@ -448,6 +449,7 @@ class DeviceForward:
             extend_lens=(),
             logit_index=lines[:0],
             adapters=groups,
+            is_padded=True,
         )
         return self._model.forward(self._with_windows(batch, lines, window_slots), self._attention)
 

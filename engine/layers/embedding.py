@@ -11,6 +11,7 @@ from torch import Tensor
 from remora.engine.layers.linear import Linear, allocate_weight
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import UpdatePlace
+from remora.kernels.linear import linear_to_float32
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 
 
@@ -101,6 +102,7 @@ class Head:
             device=device,
             borrowed=None if tied is None else tied.weight,
         )
+        self.linear.product = linear_to_float32
 
     def __call__(self, hidden: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_rows, hidden_size] to float32 logits [num_rows, held vocabulary]."""

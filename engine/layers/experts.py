@@ -20,7 +20,7 @@ from remora.engine.layers.mlp import MLP
 from remora.engine.models.config import ExpertsConfig
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
-from remora.kernels.linear import can_pack, pack_weight
+from remora.kernels.linear import can_pack, linear_to_float32, pack_weight, writes_float32
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 from remora.kernels.moe import moe, moe_by_expert
@@ -34,7 +34,7 @@ SHARED, EXPERTS = "shared_experts.", "experts."
 class Experts:
     """A router, routed experts, and shared experts that every token uses.
 
-    router:       float32, because rounding would change the selected experts
+    router:       float32, because rounding would change the selected experts; see `narrow_router`
     correction:   [E] float32 or None, added to the scores for the selection only
     quantised:    `gate_up` and `down` in float8, in the place of these; None = not quantised
     biases:       [E, 2 * I] and [E, H], the latter on one rank only; None = no biases
@@ -89,10 +89,16 @@ class Experts:
         shape = self.config.num_experts, self._outer.size, len(self._inner.held)
         return allocate_weight(shape, self.dtype, self.device)
 
-    def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
-        """Apply to [T, H]."""
+    def __call__(
+        self, hidden: Tensor, adapters: RowGroups = NO_GROUPS, slots: Tensor | None = None
+    ) -> Tensor:
+        """Apply to [T, H].
+
+        slots:  as in `route`
+        """
         config = self.config
-        ids, weights = route(self.router(hidden.float()), config.routing, self.correction)
+        logits = self.router(hidden.to(self.router.weight.dtype))
+        ids, weights = route(logits, config.routing, self.correction, slots)
         routed = hidden
         if config.weighs_inputs:  # of its one expert
             routed = (hidden * weights).to(hidden.dtype)
@@ -135,6 +141,16 @@ class Experts:
         if self.quantised is not None:
             return sum(map(num_bytes, self.quantised))
         return self.gate_up.nbytes + self.down.nbytes
+
+    def narrow_router(self) -> None:
+        """Hold the router in the dtype of its inputs, if that rounds neither weights nor logits.
+
+        The device must write float32 sums. Steps then need no float32 copy of the inputs.
+        """
+        weight = self.router.weight
+        narrow = weight.to(self.dtype)
+        if writes_float32(weight.device, self.dtype) and torch.equal(narrow.float(), weight):
+            self.router.weight, self.router.product = narrow, linear_to_float32
 
     def make_invariant(self) -> None:
         """Make a row's bits independent of the other rows in the batch."""

@@ -92,12 +92,17 @@ class DecoderBlock:
         if self._is_parallel:
             if self.mlp_norm is not None:
                 hidden = self.mlp_norm(residual)
-            both = group.all_reduce(attended.add_(self.mlp(hidden, batch.adapters)))
+            both = group.all_reduce(attended.add_(self._feed_forward(hidden, batch)))
             return self._leave(None, both), residual
         attended = self._leave(self.attention_out_norm, group.all_reduce(attended))
         hidden, residual = _enter(self.mlp_norm, attended, residual)
-        made = group.all_reduce(self.mlp(hidden, batch.adapters))
+        made = group.all_reduce(self._feed_forward(hidden, batch))
         return self._leave(self.mlp_out_norm, made), residual
+
+    def _feed_forward(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        if isinstance(self.mlp, Experts):
+            return self.mlp(hidden, batch.adapters, batch.slots if batch.is_padded else None)
+        return self.mlp(hidden, batch.adapters)
 
     def _leave(self, norm: Norm | None, made: Tensor) -> Tensor:
         """Apply the norm and the scale of a part's output."""
@@ -308,6 +313,11 @@ class DecoderModel:
         """Compute the rotary angles of all positions once instead of in each step."""
         for rotary in self.rotaries:
             rotary.tabulate(num_positions, self.dtype)
+
+    def narrow_routers(self) -> None:
+        """Hold the routers of experts in the model's dtype where that rounds nothing."""
+        for _, experts in self.experts():
+            experts.narrow_router()
 
     def make_invariant(self) -> None:
         """Make a row's bits independent of the other rows in the batch.

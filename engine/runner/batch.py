@@ -69,6 +69,7 @@ class ForwardBatch:
     extend_lens:    E ints: `lengths` of the extend rows, on the host
     logit_index:    [R] int64, tokens of this batch that need logits
     adapters:       tokens grouped by adapter
+    is_padded:      whether tokens in slot 0 are padding, whose results nothing reads
     windowed:       the batch with `slots` and `tables` of window layers, if these have a page pool
                     of their own
     """
@@ -84,4 +85,5 @@ class ForwardBatch:
     extend_lens: tuple[int, ...]
     logit_index: Tensor
     adapters: RowGroups = NO_GROUPS
+    is_padded: bool = False
     windowed: ForwardBatch | None = None

@@ -32,7 +32,7 @@ from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.fallback.model import FallbackModel
-from remora.engine.graphs.cuda_graphs import GraphRunner, no_garbage_collection
+from remora.engine.graphs.cuda_graphs import CudaGraphRunner, GraphRunner, no_garbage_collection
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import stream_of
@@ -43,7 +43,12 @@ from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.rank_model import RankModel
 from remora.engine.protocols import AttentionBackend, Model
-from remora.engine.runner.device_memory import Meter, largest_step, measure_steps
+from remora.engine.runner.device_memory import (
+    Meter,
+    largest_step,
+    measure_graph,
+    measure_steps,
+)
 from remora.engine.runner.eager import make_batch
 from remora.engine.runner.inputs import dummy_step
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
@@ -204,6 +209,8 @@ def make_forward(
         model.tabulate_angles(plan.max_model_len)
         if plan.on_device.deterministic:
             model.make_invariant()
+        else:
+            model.narrow_routers()
     attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
     if group.layout.num_ranks > 1:
@@ -213,14 +220,26 @@ def make_forward(
     return DeviceForward(steps, attention, limits, stream_of(torch.device(plan.device)))
 
 
-def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter) -> int:
-    """Return the bytes that the plan's largest steps need, excluding weights and KV."""
+def measure(
+    model: DecoderModel | FallbackModel,
+    plan: EnginePlan,
+    meter: Meter,
+    make_graphs: Callable[[], GraphRunner] = CudaGraphRunner,
+) -> int:
+    """Return the bytes that the plan's largest steps and graphs need, excluding weights and KV."""
     token_sampler = make_token_sampler(plan)
     forward = make_forward(model, plan, 1, 1)
     needed = measure_steps(plan, model.vocab_size, forward, token_sampler, meter)
     if isinstance(model, DecoderModel):
         needed += extra_bytes(plan, model.config)
     logger.info("memory: the largest steps need %.2f GiB, excluding weights and KV", needed / 2**30)
+    how = plan.on_device
+    if how.graph_sizes:
+        num_graphs = len(how.graph_sizes) + len(how.graph_prompt_sizes)
+        num_graphs *= 1 if plan.adapters is None else 2
+        of_graph = measure_graph(plan, forward, make_graphs(), meter)
+        logger.info("memory: %d graphs need %.2f MiB each", num_graphs, of_graph / 2**20)
+        needed += num_graphs * of_graph
     return needed
 
 

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.graphs.cuda_graphs import GraphRunner
+from remora.engine.graphs.device_forward import DeviceForward
 from remora.engine.kv.pages import pages_needed
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.inputs import StepInputs, dummy_step
 from remora.engine.sampling.token_sampler import Draws, TokenSampler
 
-GRAPH_BYTES = 8 * 2**20  # of one captured graph, on top of the pool that all share
+TRIAL_GRAPHS = 4  # captured to measure one: the driver takes memory in blocks
 LOGIT_BYTES = 4  # float32, in the buffer that all graphs share
 
 
@@ -31,6 +33,9 @@ class Meter(Protocol):
 
     def free_bytes(self) -> int:
         """Return the bytes that can be allocated now."""
+
+    def driver_bytes(self, run: Callable[[], object]) -> int:
+        """Call `run`; return the bytes that are taken since, besides those of tensors."""
 
 
 class CudaMeter:
@@ -50,6 +55,19 @@ class CudaMeter:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
+    def driver_bytes(self, run: Callable[[], object]) -> int:
+        """Call `run`, wait for the device, and compare what torch has not reserved."""
+        before = _unreserved_bytes()
+        run()
+        return max(0, _unreserved_bytes() - before)
+
+
+def _unreserved_bytes() -> int:
+    """Return the bytes of the current GPU that are taken, but not by torch's allocator."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
 
 @torch.inference_mode()
 def measure_steps(
@@ -59,7 +77,7 @@ def measure_steps(
     token_sampler: TokenSampler,
     meter: Meter,
 ) -> int:
-    """Return the bytes that the largest steps and the graphs need.
+    """Return the bytes that the largest steps need, and buffers that graphs share.
 
     forward:  of the plan's limits, on a KV pool of one page
     """
@@ -86,11 +104,24 @@ def measure_steps(
             if sizes
         ]
         needed += max(meter.peak_bytes(partial(run, step)) for step in steps)  # they share a pool
-        num_graphs = len(how.graph_sizes) + len(how.graph_prompt_sizes)
-        num_kinds = 1 if plan.adapters is None else 2
-        needed += GRAPH_BYTES * num_graphs * num_kinds
         needed += LOGIT_BYTES * how.graph_sizes[-1] * vocab_size
     return needed
+
+
+@torch.inference_mode()
+def measure_graph(
+    plan: EnginePlan, forward: DeviceForward, graph_runner: GraphRunner, meter: Meter
+) -> int:
+    """Return the bytes that the driver takes for a graph, besides the pool that all share.
+
+    Measures graphs of the largest decode step: the number of launches decides, which is alike in
+    all. Closes the pass and the runner.
+    """
+    size = plan.on_device.graph_sizes[-1]
+    forward.capture(graph_runner, [size])  # loads code and lets libraries allocate
+    taken = meter.driver_bytes(lambda: forward.capture(graph_runner, [size] * TRIAL_GRAPHS))
+    forward.close()
+    return -(-taken // TRIAL_GRAPHS)
 
 
 def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = None) -> StepInputs:

@@ -29,9 +29,11 @@ class DummyWeights:
         return self._shapes
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield normally distributed values; norm weights are around 1."""
+        """Yield normally distributed values that bfloat16 holds; norm weights are around 1."""
         for name in names:
             shape = self._shapes[name]
             generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
             values = torch.randn(shape, generator=generator, device=self._device).mul_(STD)
-            yield name, values.add_(1.0) if name.endswith("norm.weight") else values
+            if name.endswith("norm.weight"):
+                values += 1.0
+            yield name, values.bfloat16()

@@ -16,7 +16,9 @@ from torch import Tensor
 from remora.kernels.moe_rules import MIN_WEIGHT_SUM, Routing
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, bias: Tensor | None, slots: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Do what `moe_routing.route` does."""
     tokens, experts = logits.shape
     assert logits.stride(1) == 1
@@ -28,6 +30,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
         route_kernel[(tokens,)](
             logits,
             bias,
+            slots,
             ids,
             weights,
             logits.stride(0),
@@ -51,10 +54,11 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     return ids, weights
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def route_kernel(
     logits: tl.tensor,
     bias: tl.tensor | None,
+    slots: tl.tensor | None,
     ids: tl.tensor,
     weights: tl.tensor,
     logits_stride: int,
@@ -106,6 +110,10 @@ def route_kernel(
         choice_E = tl.where(at_E == best, float("-inf"), choice_E)
     if IS_NORMALISED:
         weight_K /= tl.sum(weight_K, axis=0) + MIN_WEIGHT_SUM
+    if slots is not None:
+        is_padding = tl.load(slots + token) == 0
+        id_K = tl.where(is_padding, -1, id_K)
+        weight_K = tl.where(is_padding, 0.0, weight_K)
     to_K = token * TOP_K + at_K
     tl.store(ids + to_K, id_K, mask=at_K < TOP_K)
     tl.store(weights + to_K, weight_K * SCALING, mask=at_K < TOP_K)

@@ -1,7 +1,16 @@
 import pytest
 import torch
+from torch import Tensor
 
-from remora.kernels.linear import can_pack, linear, linear_reference, pack_weight
+import remora.kernels.linear as module
+from remora.kernels.linear import (
+    can_pack,
+    linear,
+    linear_reference,
+    linear_to_float32,
+    pack_weight,
+    writes_float32,
+)
 
 NEEDS_PACKING = pytest.mark.skipif(not can_pack(), reason="no packed bfloat16 products here")
 
@@ -45,3 +54,50 @@ def test_a_slice_of_rows_can_be_multiplied() -> None:
     product = linear(x[::2, :32], pack_weight(weight[:, :32].contiguous()), None)
 
     torch.testing.assert_close(product, linear_reference(x[::2, :32], weight[:, :32], None))
+
+
+def test_only_products_of_16_bits_with_cuda_have_float32_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, halves = torch.device("cuda"), (torch.bfloat16, torch.float16)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert all(writes_float32(gpu, dtype) for dtype in halves)
+    assert not writes_float32(gpu, torch.float32)
+    assert not any(writes_float32(torch.device("cpu"), dtype) for dtype in halves)
+
+    monkeypatch.setattr(torch.version, "cuda", None)  # as with ROCm
+    assert not any(writes_float32(gpu, dtype) for dtype in halves)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sums_are_not_rounded_where_the_device_writes_float32(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for CUDA's `torch.mm` asserts what it is given."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 96).bfloat16(), torch.randn(160, 96).bfloat16()
+    offset = torch.randn(160).bfloat16() if bias else None
+
+    def mm(x: Tensor, right: Tensor, *, out_dtype: torch.dtype) -> Tensor:
+        assert x.dtype == right.dtype == torch.bfloat16
+        assert right.data_ptr() == weight.data_ptr()
+        assert out_dtype == torch.float32
+        return x.float() @ right.float()
+
+    monkeypatch.setattr(module, "writes_float32", lambda device, dtype: True)
+    monkeypatch.setattr(torch, "mm", mm)
+    product = linear_to_float32(x, weight, offset)
+
+    exact = linear_reference(x.float(), weight.float(), None if offset is None else offset.float())
+    torch.testing.assert_close(product, exact)
+
+
+def test_a_cpu_rounds_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(3, 96).bfloat16(), pack_weight(torch.randn(160, 96).bfloat16())
+
+    monkeypatch.setattr(torch, "mm", None)
+    product = linear_to_float32(x, weight, None)
+
+    assert product.dtype == torch.bfloat16
+    assert torch.equal(product, linear(x, weight, None))

@@ -110,7 +110,11 @@ def plan(
     _, _, page_size, num_kv_heads, _ = kv_pages.shape
     group = num_heads // num_kv_heads
     launch = launch_of(arch_of(query.device), head_dim)
-    if fixed_split:
+    min_split = split_tokens if fixed_split else MIN_SPLIT
+    if window is not None and window <= min_split:
+        # Each row is one split: nothing has to be merged.
+        num_items, splits, fixed_split = num_rows, 1, True
+    elif fixed_split:
         splits = min(max_splits, triton.cdiv(tables.shape[1] * page_size, split_tokens))
         num_items = num_rows * splits
     else:
@@ -123,7 +127,7 @@ def plan(
         splits,
         window=window,
         fixed_split=fixed_split,
-        min_split=split_tokens if fixed_split else MIN_SPLIT,
+        min_split=min_split,
         keys=launch.block(query.itemsize, kv_pages.itemsize),
     )
 
@@ -224,7 +228,7 @@ def attend(
 
 
 def merge(sums: Tensor, weights: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Combine the splits of rows that have several.
+    """Combine the splits of rows that have several; launches nothing if no row can.
 
     sums:     [I, H, head_dim] float32, weighted mean of V over each split
     weights:  [I, H] float32, base-2 logarithms of the splits' softmax sums
@@ -232,6 +236,8 @@ def merge(sums: Tensor, weights: Tensor, rows: Tensor, out: Tensor) -> None:
     out:      [D, H, head_dim], each row contiguous; rows of one split are not written
     """
     num_rows, num_heads, head_dim = out.shape
+    if len(sums) == num_rows:
+        return
     merge_kernel[(num_heads, num_rows)](
         sums,
         weights,

@@ -19,6 +19,7 @@ from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.launch import build_engine
 from remora.engine.runner.device_memory import CudaMeter
 from remora.engine.types import Request, SamplingParams
+from remora.kernels.linear import linear_to_float32
 from remora.kernels.memory import to_device
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import run
@@ -91,6 +92,25 @@ def test_arrays_are_brought_without_waiting() -> None:
 
     assert is_device_busy
     assert there.tolist() == list(range(1000))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_float32_sums_are_not_rounded(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    """Float32 sums of 4096 products of about one."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 4096, device="cuda").to(dtype)
+    weight = torch.randn(1000, 4096, device="cuda").to(dtype)
+    offset = torch.randn(1000, device="cuda").to(dtype) if bias else None
+
+    product = linear_to_float32(x, weight, offset)
+
+    exact = x.double() @ weight.double().T
+    if offset is not None:
+        exact += offset.double()
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(product.double(), exact, atol=2e-3, rtol=0)
 
 
 def test_an_engine_starts_as_a_user_starts_it(tiny_checkpoints: TinyCheckpoints) -> None:

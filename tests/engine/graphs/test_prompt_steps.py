@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.graph_sizes import MAX_PROMPTS
@@ -18,9 +20,11 @@ from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.graphs.prompt_steps import prompt_shapes
+from remora.engine.layers import experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.runner.inputs import InputBatch, dummy_step
 from remora.engine.types import RowInit, SamplingParams, StepPlan
+from remora.kernels.moe_routing import route
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import CPU, Rerun, run
 from tests.engine.graphs.test_device_forward import ASKED, make_requests
@@ -50,12 +54,12 @@ class Both:
     Tokens of a step are known to the host only after the next step.
     """
 
-    def __init__(self, path: Path, sizes: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, sizes: tuple[int, ...], decodes: tuple[int, ...] = ()) -> None:
         torch.set_num_threads(1)
         model = load_f32(path)
         self.runner = Rerun()
         self.captured, self.attention = make_pass(model)
-        self.captured.capture(self.runner, (), prompt_sizes=sizes)
+        self.captured.capture(self.runner, decodes, prompt_sizes=sizes)
         self.launched, self.expected_attention = make_pass(model)
         self.table = InputBatch(
             max_rows=MAX_ROWS, max_tokens=MAX_PAGES * PAGE_SIZE, page_size=PAGE_SIZE
@@ -156,6 +160,30 @@ def test_steps_without_a_graph_are_launched(tiny_checkpoints: TinyCheckpoints) -
 
     both.step((0, 10, 1), (1, 0, 7), samples=(True, False))
     assert both.runner.num_replayed == 1
+
+
+def test_padding_tokens_get_no_experts(
+    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Both(tiny_checkpoints("qwen3-moe"), (8,), decodes=(4,))
+    chosen: list[Tensor] = []
+
+    def watched(*args: Any) -> tuple[Tensor, Tensor]:
+        ids, weights = route(*args)
+        chosen.append(ids)
+        return ids, weights
+
+    monkeypatch.setattr(experts, "route", watched)
+    both.start(0, 5)
+    for first, num_tokens, padded in ((0, 5, 8), (5, 1, 4)):
+        chosen.clear()
+        both.step((0, first, num_tokens))
+
+        captured = [ids for ids in chosen if len(ids) == padded]
+        assert len(captured) * 2 == len(chosen)  # the other half was launched
+        for ids in captured:
+            assert (ids[:num_tokens] >= 0).all()
+            assert (ids[num_tokens:] == -1).all()
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 300])

@@ -23,21 +23,31 @@ from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import HostStream
 from remora.engine.models.facts import read_model_facts
 from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_sampling
-from remora.engine.runner.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
+from remora.engine.runner.device_memory import (
+    LOGIT_BYTES,
+    TRIAL_GRAPHS,
+    CudaMeter,
+    largest_step,
+)
 from remora.engine.runner.inputs import StepInputs
 from remora.kernels import sampling
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
+from tests.engine.graphs.device_runs import Rerun
 from tests.engine.loaded import load_f32
 
 GIB = 2**30
 
 
 class FakeMeter:
-    """Tells a device's memory in turn, and counts what ran."""
+    """Tells a device's memory in turn, and counts what ran.
 
-    def __init__(self, *peaks: int) -> None:
+    driver:  bytes of trial graphs
+    """
+
+    def __init__(self, *peaks: int, driver: int = 0) -> None:
         self.peaks = list(peaks)
+        self.driver = driver
         self.num_run = 0
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
@@ -47,6 +57,21 @@ class FakeMeter:
 
     def free_bytes(self) -> int:
         return 0
+
+    def driver_bytes(self, run: Callable[[], object]) -> int:
+        run()
+        return self.driver
+
+
+class Closing(Rerun):
+    """Notes how many graphs it has when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured_and_closed: list[int] = []
+
+    def close(self) -> None:
+        self.captured_and_closed.append(self.num_captured)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +108,33 @@ def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
     launched = make_plan()
     recorded = replace(launched, on_device=DevicePlan(graph_sizes=(1, 2, 4)))
 
-    assert measure(model, launched, FakeMeter(100)) == 100
+    def needed(plan: EnginePlan, *peaks: int, driver: int = 0) -> int:
+        runner = Closing()
+        meter = FakeMeter(*peaks, driver=driver)
+        result = measure(model, plan, meter, lambda: runner)
+        assert runner.captured_and_closed == ([1 + TRIAL_GRAPHS] if driver else [])
+        return result
+
+    assert needed(launched, 100) == 100
     logits = 4 * LOGIT_BYTES * model.vocab_size
-    assert measure(model, recorded, FakeMeter(100, 30)) == 130 + 3 * GRAPH_BYTES + logits
+    assert needed(recorded, 100, 30, driver=TRIAL_GRAPHS * 7) == 130 + 3 * 7 + logits
     how = DevicePlan(graph_sizes=(1, 2, 4), graph_prompt_sizes=(8, 16))
     both = replace(launched, on_device=how)
-    assert measure(model, both, FakeMeter(100, 30, 50)) == 150 + 5 * GRAPH_BYTES + logits
+    assert needed(both, 100, 30, 50, driver=TRIAL_GRAPHS * 7 - 1) == 150 + 5 * 7 + logits
+
+
+def test_what_the_driver_takes_is_not_what_torch_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {"torch": 10, "driver": 5}
+    cuda: dict[str, Callable[[], object]] = {
+        "synchronize": lambda: None,
+        "mem_get_info": lambda: (100 - sum(taken.values()), 100),
+        "memory_reserved": lambda: taken["torch"],
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+
+    assert CudaMeter().driver_bytes(lambda: taken.update(torch=30, driver=12)) == 7
+    assert CudaMeter().driver_bytes(lambda: taken.update(torch=20, driver=11)) == 0
 
 
 def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:

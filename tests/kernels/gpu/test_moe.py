@@ -13,7 +13,8 @@ from torch import Tensor
 import remora.kernels.gpu.moe as kernels
 from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.moe import moe, moe_reference
-from remora.kernels.moe_rules import SILU, Gating
+from remora.kernels.moe_routing import route
+from remora.kernels.moe_rules import SILU, Gating, Routing
 from remora.kernels.moe_weights import ExpertWeight
 from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
 from tests.kernels.gpu.devices import (
@@ -176,6 +177,32 @@ def test_ranks_that_hold_some_experts_make_the_sum_of_all(device: str) -> None:
     expected = moe_reference(x, ids, weights, gate_up, down)
     torch.testing.assert_close(parts[0] + parts[1], expected, atol=1e-5, rtol=1e-5)
     assert not parts[0][4].any()
+
+
+@pytest.mark.parametrize("tokens", [9, 70])  # in blocks of 16 and 32 rows
+def test_padding_reads_no_weight_and_changes_no_bit(device: str, tokens: int) -> None:
+    """All experts that only padding asks for are NaN, and so are its inputs."""
+    torch.manual_seed(0)
+    gate_up, down = make_weights(6, 48, 32, torch.bfloat16, device)
+    x = torch.randn(tokens, 48, device=device).to(torch.bfloat16)
+    logits = torch.randn(tokens, 6, device=device)
+    logits[:, :3] += 9.0
+    is_padding = torch.arange(tokens, device=device) % 3 == 1
+    logits[is_padding] = -logits[is_padding]
+    slots = torch.where(is_padding, 0, 5)
+    expected_ids, weights = route(logits, Routing(top_k=2))
+    expected = moe(x, expected_ids, weights, gate_up, down)
+
+    ids, weights = route(logits, Routing(top_k=2), slots=slots)
+    gate_up[3:], down[3:], x[is_padding] = torch.nan, torch.nan, torch.nan
+    made = moe(x, ids, weights, gate_up, down)
+
+    assert torch.equal(made[~is_padding], expected[~is_padding])
+    assert not made[is_padding].any()
+    blocks, few = align(ids, 6, 0, 16), align(ids[~is_padding], 6, 0, 16)
+    used = few.experts[few.experts >= 0]
+    assert torch.equal(blocks.experts[blocks.experts >= 0], used)
+    assert set(used.tolist()) == {0, 1, 2}
 
 
 def test_the_same_pairs_give_the_same_bits_in_rows_of_wider_memory(device: str) -> None:

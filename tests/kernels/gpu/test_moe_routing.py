@@ -109,6 +109,26 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(device: str) -> No
     assert ids.max() < 6
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_gets_no_expert(device: str, name: str) -> None:
+    torch.manual_seed(0)
+    routing, experts = MODELS[name]
+    logits = apart(5, experts).to(device)
+    slots = torch.tensor([16, 0, 1, 0, 2**40], device=device)
+    is_padding = slots == 0
+
+    ids, weights = route(logits, routing, slots=slots)
+    others, of_others = route(logits[~is_padding], routing)
+
+    assert (ids[is_padding] == -1).all()
+    assert (weights[is_padding] == 0).all()
+    assert torch.equal(ids[~is_padding], others)
+    assert torch.equal(weights[~is_padding], of_others)
+    expected, of_expected = route_reference(logits.cpu(), routing, slots=slots.cpu())
+    assert torch.equal(ids.cpu(), expected)
+    torch.testing.assert_close(weights.cpu(), of_expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("routing", "message"),
     [(Routing(top_k=2, num_groups=4, top_groups=2), "6 experts"), (Routing(top_k=7), "top_k is 7")],

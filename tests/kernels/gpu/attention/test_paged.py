@@ -66,6 +66,29 @@ def test_a_row_may_have_more_splits_than_are_merged_at_once(
     check_rows([(1, 1100)], decodes=True, device=device, fixed_splits=(False,))
 
 
+@pytest.mark.parametrize("fixed_split", [False, True])
+def test_a_window_of_one_split_is_not_merged(
+    device: str, fixed_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are those of a plan with room for further splits."""
+    torch.manual_seed(0)
+    paged = make_paged([300, 5, 0, 129], device=device)
+    query = torch.randn(4, 2, 16, device=device)
+    window = decode.MIN_SPLIT
+    options: dict[str, Any] = {"window": window, "fixed_split": fixed_split}
+    roomy = decode.plan_items(
+        paged.lengths, 9, 5, window=window, fixed_split=False, min_split=window, keys=16
+    )
+    expected = attend_rows(query, paged, plan=roomy, **options)
+
+    with monkeypatch.context() as patch:
+        patch.delattr(decode, "merge_kernel")
+        alone = attend_rows(query, paged, split_tokens=window, **options)
+
+    assert torch.equal(alone, expected)
+    assert (roomy.items[4:, 0] == -1).all()
+
+
 def test_a_decoded_row_has_the_same_bits_in_any_batch(device: str) -> None:
     torch.manual_seed(0)
     lengths = [40, 700, 7]

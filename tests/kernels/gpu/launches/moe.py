@@ -45,6 +45,13 @@ LAUNCHES = {
     "routing of Qwen3": partial(
         route, empty(8, EXPERTS, dtype=torch.bfloat16), Routing(top_k=TOP_K), None
     ),
+    "routing of padded Qwen3": partial(
+        route,
+        empty(8, EXPERTS, dtype=torch.bfloat16),
+        Routing(top_k=TOP_K),
+        None,
+        empty(8, dtype=torch.int64),
+    ),
     "routing of DeepSeek-V3": partial(route, empty(8, 256, dtype=torch.bfloat16), V3, empty(256)),
     "bfloat16, 8 tokens": partial(layer, 8, torch.bfloat16),
     "bfloat16, 400 tokens": partial(layer, 400, torch.bfloat16),

@@ -104,7 +104,8 @@ def invariant(rows: int) -> list[Tensor]:
 def experts(tokens: int, *, is_fp8: bool = False) -> list[Tensor]:
     """Route tokens, and compute their experts with few pairs or many."""
     top_k, num_experts, hidden = 4, 6, 256 if is_fp8 else 40
-    ids, weights = route(torch.randn(tokens, num_experts).to(BF16), Routing(top_k=top_k), None)
+    logits, slots = torch.randn(tokens, num_experts).to(BF16), torch.arange(tokens) % 4
+    ids, weights = route(logits, Routing(top_k=top_k), slots=slots)
     x, inner = torch.randn(tokens, hidden).to(BF16), 128 if is_fp8 else 40
     makers = make_fp8_weights if is_fp8 else partial(make_weights, dtype=BF16)
     gate_up, down = makers(experts=num_experts, hidden=hidden, inner=inner, device=CPU)
