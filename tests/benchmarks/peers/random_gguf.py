@@ -1,9 +1,9 @@
 """Write a GGUF file with random weights, in a format that llama.cpp's own tool rounds to.
 
-    python -m tests.benchmarks.peers.random_gguf OUT.gguf --shape 0.6b|1.5b --quant q4_k_m|q4_0|q8_0|bf16
+    python -m tests.benchmarks.peers.random_gguf OUT.gguf --shape 0.6b --quant q4_k_m
 
-The shapes are Llama's, with rows that are multiples of 256, which K-quants need; the tokenizer is that
-of the packaged SmolLM2. Speed depends on shapes and formats, not on what the weights say.
+The shapes are Llama's, with rows that are multiples of 256, which K-quants need; the tokenizer is
+that of the packaged SmolLM2. Speed depends on shapes and formats, not on what the weights say.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def main() -> None:
     parser.add_argument("--quant", default="q4_k_m")
     arguments = parser.parse_args()
     if arguments.quant == "bf16":
-        return write_bf16(arguments.out, SHAPES[arguments.shape])
+        write_bf16(arguments.out, SHAPES[arguments.shape])
+        return
     source = arguments.out.with_suffix(".bf16")
     write_bf16(source, SHAPES[arguments.shape])
     command = [llama_tool("llama-quantize"), source, arguments.out, arguments.quant.upper(), "2"]
