@@ -90,8 +90,8 @@ def _describe_ranks(plan: EnginePlan) -> str:
 
 def _describe_weights(plan: EnginePlan) -> str:
     number = plan.dtype
-    if plan.quantization != "none":
-        number = f"{plan.quantization}, {plan.cached_dtype} KV"
+    if plan.rounding:
+        number = f"{plan.rounding}, {plan.cached_dtype} KV"
     stored = f"; {plan.stored}" if plan.stored else ""
     return f"{human_bytes(plan.weight_bytes)}{_of_rank(plan)} {number}{stored}"
 

@@ -40,6 +40,8 @@ class ModelFacts:
     num_parameters:         of the whole model; tied weights count once
     tied_embeddings:        whether the head uses the embedding's weight
     layer_parameters:       of each layer; () = all layers have the same number
+    linear_weights:         weights of the layers' linears and experts, by the last part of their
+                            names in the model
     copied_parameters:      most parameters of a layer that every tensor-parallel rank holds in
                             full, not counting norms and the K and V projections
     gated:                  whether feed-forward layers have a gate projection
@@ -68,6 +70,7 @@ class ModelFacts:
     num_parameters: int
     tied_embeddings: bool = False
     layer_parameters: tuple[int, ...] = ()
+    linear_weights: Mapping[str, int] = field(default_factory=dict)
     copied_parameters: int = 0
     gated: bool = True
     experts_per_token: int = 0

@@ -195,7 +195,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "quantization": Sets(
         key="model.quantization",
-        table={"float16": "none", "w4": "int4", "float8": "fp8"},
+        table={"float16": "none", "w4": "int4_pure", "float8": "fp8"},
         strict=True,
         how=f"float16 = not quantised. {WEIGHT_ONLY}",
         hows={"float8": FP8},

@@ -46,9 +46,9 @@ _QUANTISATION = {
     "none": "none",
     "ao-int8wo": "int8",
     "vllm-w8a8": "int8",
-    **dict.fromkeys((f"ao-int4wo-{group}" for group in (32, 64, 128, 256)), "int4"),
-    "ao-int4wo-[32,64,128,256]": "int4",
-    "ppl-w4a16-128": "int4",
+    **dict.fromkeys((f"ao-int4wo-{group}" for group in (32, 64, 128, 256)), "int4_pure"),
+    "ao-int4wo-[32,64,128,256]": "int4_pure",
+    "ppl-w4a16-128": "int4_pure",
     "ao-fp8w8a16": "fp8",
     "vllm-fp8w8a8": "fp8",
 }
@@ -67,7 +67,12 @@ def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
 
 
 def _to_quantisation(settings: Settings) -> Any:
-    known = {"int8": "ao-int8wo", "int4": "ao-int4wo-32", "fp8": "vllm-fp8w8a8", "none": "none"}
+    known = {
+        "int8": "ao-int8wo",
+        "int4_pure": "ao-int4wo-32",
+        "fp8": "vllm-fp8w8a8",
+        "none": "none",
+    }
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 

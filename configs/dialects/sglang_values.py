@@ -276,7 +276,7 @@ def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if value == "int8wo":
         return {"model.quantization": "int8"}
     if str(value).startswith("int4wo"):
-        return {"model.quantization": "int4"}
+        return {"model.quantization": "int4_pure"}
     if value == "int8dq":
         return {"model.quantization": "int8"}
     if value in ("fp8wo", "fp8dq-per_row"):
@@ -285,7 +285,7 @@ def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
 
 
 def _to_torchao(settings: Settings) -> Any:
-    known = {"int8": "int8wo", "int4": "int4wo-32", "fp8": "fp8dq-per_row"}
+    known = {"int8": "int8wo", "int4_pure": "int4wo-32", "fp8": "fp8dq-per_row"}
     return known.get(settings.get("model.quantization", ""), UNSAID)
 
 

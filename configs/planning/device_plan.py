@@ -210,10 +210,10 @@ def _held_weights(config: ServeConfig, device: str, plan: DevicePlan, is_ours: b
             )
         if is_fault:
             return "dequantised"
-    if wanted == "int4":
+    if wanted in ("int4", "int4_pure"):
         raise ConfigError(
-            "model.quantization = int4: needs a CPU; on a GPU set it to fp8 or int8, or serve a "
-            "checkpoint of 4 bits"
+            f"model.quantization = {wanted}: needs a CPU; on a GPU set it to fp8 or int8, or serve "
+            "a checkpoint of 4 bits"
         )
     return "stored" if wanted == "none" else wanted
 

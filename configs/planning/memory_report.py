@@ -13,6 +13,7 @@ from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_gain
 from remora.configs.planning.plan import EnginePlan
+from remora.configs.planning.rounding import GROUPS, ROUNDINGS
 
 _FLOAT = 4
 _PANEL = 64  # columns that native matrix products write together
@@ -92,7 +93,7 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
     of_rank = f" on each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
     text = [
         f"model      {plan.served_model_name}, {plan.dtype}"
-        + (f", weights {plan.quantization}" if plan.quantization != "none" else ""),
+        + (f", weights {plan.rounding}" if plan.rounding else ""),
         f"device     {plan.device}",
         f"weights    {human_bytes(found.weight_bytes)}{of_rank}",
         *([f"quantised  {plan.stored}"] if plan.stored else []),
@@ -153,10 +154,12 @@ def _sequences(plan: EnginePlan, length: int) -> int:
 def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:
     """Return the bytes per value of matrix operands, and of operands that are first in float32.
 
-    Quantised operands are int8, with a scale and a sum for each group.
+    Quantised operands are int8, with a scale and a sum for each group; where parts are in several
+    formats, in the groups of each.
     """
     if plan.quantization != "none":
-        grouped = 1 + 8 / {"int8": 64, "int4": 32}[plan.quantization]
+        of_layers = ROUNDINGS[plan.quantization].of_layers
+        grouped = sum(1 + 8 / GROUPS[format] for format in of_layers)
         return grouped, grouped + _FLOAT
     each = 2 if plan.dtype == "bfloat16" else _FLOAT
     return each, each

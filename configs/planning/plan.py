@@ -23,6 +23,7 @@ from remora.configs.planning.kv_format import (
 )
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
+from remora.configs.planning.rounding import BITS, ROUNDINGS, describe_rounding
 from remora.configs.planning.scheduling_plan import (
     BY_ARRIVAL,
     SchedulingPlan,
@@ -55,8 +56,6 @@ _OF_GENERATION = (
     "logit_processors",
 )
 _SCALE_BYTES = 4  # of an output of a weight that is rounded to 8 bits on a GPU
-# Bytes of a quantised weight, including scales: (layers, head). See kernels/cpu/src/linear.h.
-QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +93,7 @@ class EnginePlan:
     task:                    what the model does; only "generate" has a KV cache
     stored:                  formats of weights that the checkpoint stores quantised, and how they
                              are computed; empty = none
+    rounding:                formats to which weights are rounded on loading; empty = none
     """
 
     model_path: Path
@@ -137,6 +137,7 @@ class EnginePlan:
     windows: WindowRoom | None = None
     task: Task = "generate"
     stored: str = ""
+    rounding: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -234,6 +235,7 @@ def make_plan(
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
+        rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
     )
     return _with_pools(plan, config, model, budget)
 
@@ -397,10 +399,14 @@ def _weight_bytes(
     """
     quantization, parallel = config.model.quantization, config.parallel
     each = float(DTYPE_BYTES[dtype])
-    layer_bytes, head_bytes = QUANTIZED_BYTES.get(quantization, (each, each))
+    layer_bytes = head_bytes = each
     if device != "cpu":
         layer_bytes, head_bytes = _device_layer_bytes(model, on_device, held, each), each
         held = ()
+    elif quantization != "none":
+        rounding = ROUNDINGS[quantization]
+        layer_bytes = rounding.bits(model.linear_weights) / 8
+        head_bytes = BITS[rounding.head] / 8
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
     is_packed = is_packed and not (by_torch and config.engine.compile)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.planning.kv_format import DTYPE_BYTES
-from remora.configs.planning.plan import QUANTIZED_BYTES
-from remora.engine.models.config import DecoderConfig
+from remora.configs.planning.rounding import BITS, ROUNDINGS
+from remora.engine.models.config import DecoderConfig, MLPConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,10 @@ def model_work(
     blocks = config.num_layers * _attention_weights(config) + config.hidden_size * inner
     head = config.vocab_size * config.hidden_size
     each = DTYPE_BYTES[dtype]
-    of_layers, of_head = QUANTIZED_BYTES.get(quantization, (each, each))
+    of_layers = of_head = float(each)
+    if (rounding := ROUNDINGS.get(quantization)) is not None:
+        of_layers = rounding.bits(_weights_of_parts(config, blocks)) / 8
+        of_head = BITS[rounding.head] / 8
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,
@@ -95,6 +98,23 @@ def model_work(
         attention_flops_per_position=_attention_flops(config),
         windows=config.windows,
     )
+
+
+def _weights_of_parts(config: DecoderConfig, blocks: int) -> dict[str, int]:
+    """Return the weights of the parts that a rounding may tell apart, and of all others.
+
+    blocks:  weights that a token is multiplied with
+    """
+    inner = sum(
+        mlp.size
+        if isinstance(mlp, MLPConfig)
+        else mlp.size * mlp.routing.top_k + (mlp.shared.size if mlp.shared else 0)
+        for mlp in (layer.mlp for layer in config.layers)
+    )
+    down = config.hidden_size * inner
+    value_rows = 0 if config.attention.latent else config.num_kv_heads * config.head_dim
+    value = config.num_layers * config.hidden_size * value_rows
+    return {"v_proj": value, "down_proj": down, "others": blocks - value - down}
 
 
 def _attention_weights(config: DecoderConfig) -> int:

@@ -21,7 +21,7 @@ from remora.engine.graphs import step_norms
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats
 from remora.engine.graphs.step_experts import ExpertSteps
 from remora.engine.graphs.step_latents import LatentSteps
-from remora.engine.graphs.step_products import Products
+from remora.engine.graphs.step_products import Products, WeightFormats
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.attention import growth_factors
 from remora.engine.layers.experts import EXPERTS, Experts
@@ -85,14 +85,12 @@ class StepProgramBuilder:
         team: Team,
         shape: StepShape,
         table: InputBatch,
-        *,
-        layer_format: Format,
-        head_format: Format,
+        formats: WeightFormats,
     ) -> None:
         config = model.config
         self._model, self._config, self._team = model, config, team
         self._shape = shape
-        self._format, self._head_format = layer_format, head_format
+        self._formats = formats
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
         self._weight_bytes = 0  # without the weights that `Products` packs
         self._arena = Arena()
@@ -167,7 +165,7 @@ class StepProgramBuilder:
             self._arena,
             names,
             fill,
-            self._format,
+            self._formats,
             max(self._shape.max_tokens, self._max_logits),
         )
         held = fill.quantised() & {*chain.from_iterable(names.values()), *self._of_experts()}
@@ -175,7 +173,7 @@ class StepProgramBuilder:
         fill(model.outer_tensors().keys() - held)
         if head.bias is not None:
             head.bias *= config.head.scale
-        self._products.pack(head, self._head_format)  # before blocks fill the memory
+        self._products.pack(head, self._formats.head)  # before blocks fill the memory
         self._stream = self._floats(config.hidden_size)
         self._normal = self._rows(config.hidden_size)
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -354,7 +352,6 @@ class StepProgramBuilder:
                 config,
                 self._config.hidden_size,
                 max_tokens=self._shape.max_tokens,
-                format=self._format,
                 arena=self._arena,
                 products=self._products,
             )

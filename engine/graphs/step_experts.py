@@ -7,10 +7,12 @@ Legend: T tokens of a step, E experts, k of them for each token, H hidden size, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats, whole_panels
-from remora.engine.graphs.step_products import Products
+from remora.engine.graphs.step_products import GATE, Products
 from remora.engine.layers.experts import EXPERTS, Experts
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.cpu import experts as native
@@ -20,7 +22,6 @@ from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.cpu.stored_layout import pack_stored
 from remora.kernels.memory import Arena
-from remora.kernels.quantised.weight_kinds import WeightKind
 
 
 class ExpertSteps:
@@ -37,17 +38,12 @@ class ExpertSteps:
         hidden_size: int,
         *,
         max_tokens: int,
-        format: Format,
         arena: Arena,
         products: Products,
     ) -> None:
-        """See `add`.
-
-        format:  of the experts' weights
-        arena:   memory of packed weights
-        """
+        """See `add`; `arena`: memory of packed weights."""
         self._program, self._config = program, config
-        self._format, self._arena, self._products = format, arena, products
+        self._arena, self._products = arena, products
         team, top_k = program.team, config.routing.top_k
         self.exact = Rows.allocate(team, Format.F32, max_tokens, whole_panels(hidden_size))
         self._logits = allocate_floats(max_tokens, config.num_experts)
@@ -117,30 +113,33 @@ class ExpertSteps:
         of_inner, of_outer = experts.biases
         number = self._config.num_experts
         names = [f"{prefix}{EXPERTS}{expert}." for expert in range(number)]
-        held = self._products.stored_experts(names, ("gate_proj", "up_proj"), experts.gate_up)
-        gate_up = self._pack_all(held, experts.gate_up, of_inner, gated=True)
-        held = self._products.stored_experts(names, ("down_proj",), experts.down)
-        down = self._pack_all(held, experts.down, of_outer)
+        gate_up = self._pack_all(names, (GATE, "up_proj"), experts.gate_up, of_inner)
+        down = self._pack_all(names, ("down_proj",), experts.down, of_outer)
         experts.release()
         return gate_up, down
 
     def _pack_all(
         self,
-        held: list[WeightKind],
+        experts: Sequence[str],
+        parts: Sequence[str],
         weights: Tensor,
         biases: Tensor | None,
-        *,
-        gated: bool = False,
     ) -> list[PackedWeight]:
-        """Pack the experts' weights as stored in `held`, or those in memory if there are none."""
-        team = self._program.team
+        """Pack a weight of each expert as it is stored, or as it is in memory.
+
+        experts:  prefixes of the experts' tensors
+        parts:    projections that are one weight, of one format
+        """
+        team, gated = self._program.team, GATE in parts
         bias_of = [None] * len(weights) if biases is None else list(biases)
+        held = self._products.stored_experts(experts, parts, weights)
         if held:
             return [
                 pack_stored(team, kind, bias, self._arena, gated=gated)
                 for kind, bias in zip(held, bias_of, strict=True)
             ]
+        format = self._products.format_of(parts[0])
         return [
-            self.pack(weight, bias, self._format, gated=gated)
+            self.pack(weight, bias, format, gated=gated)
             for weight, bias in zip(weights, bias_of, strict=True)
         ]

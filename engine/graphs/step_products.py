@@ -1,13 +1,14 @@
 """Products with linear layers in step programs, and the packing of their weights.
 
 A weight that the checkpoint stores quantised is multiplied as it is stored if a native format holds
-it exactly; it is dequantised otherwise. Parts of a layer in several formats are several products.
+it exactly; others are dequantised, and packed in the format of `WeightFormats`. Parts of a layer in
+several formats are several products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -30,6 +31,23 @@ Names = Mapping[Linear, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormats:
+    """Formats of weights that are not multiplied as they are stored.
+
+    layers, head:  of all parts of layers that are not in `parts`, and of the head
+    parts:         by the names of parts of layers
+    """
+
+    layers: Format
+    head: Format
+    parts: Mapping[str, Format] = field(default_factory=dict)
+
+    def of(self, part: str) -> Format:
+        """Return the format of a part of a layer."""
+        return self.parts.get(part, self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A packed weight, and the first output column that it makes."""
 
@@ -39,13 +57,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Consecutive parts of a layer that are one product: as stored, or of the layer's own weight.
+    """Consecutive parts of a layer that are one product.
 
-    rows:  of the layer
+    rows:    of the layer
+    kind:    the weight as it is stored; None = the layer's own weight
+    format:  of the packed weight
     """
 
     rows: slice
     kind: WeightKind | None
+    format: Format
 
 
 class Products:
@@ -62,20 +83,24 @@ class Products:
         arena: Arena,
         names: Names,
         fill: Fill,
-        format: Format,
+        formats: WeightFormats,
         max_rows: int,
     ) -> None:
         """See `add`.
 
         names:     the tensors of layers that may be multiplied as they are stored, part by part
         fill:      reads these; other tensors must be loaded
-        format:    of weights that are not multiplied as they are stored
+        formats:   of weights that are not multiplied as they are stored
         max_rows:  of an operand
         """
         self._program, self._arena, self._fill = program, arena, fill
-        self._names, self._format, self._max_rows = names, format, max_rows
+        self._names, self._formats, self._max_rows = names, formats, max_rows
         self._packed: dict[Linear, tuple[Piece, ...]] = {}
         self._shrunk: dict[int, Tensor] = {}
+
+    def format_of(self, part: str) -> Format:
+        """Return the format of a part of a layer that is not multiplied as it is stored."""
+        return self._formats.of(part)
 
     def formats(self, *linears: Linear) -> frozenset[Format]:
         """Return the formats of the layers' weights."""
@@ -84,10 +109,10 @@ class Products:
     def pack(self, linear: Linear, format: Format | None = None) -> tuple[Piece, ...]:
         """Pack a layer, unless it is packed; it cannot compute afterwards.
 
-        format:  of its weight if that is not multiplied as it is stored; None = the usual one
+        format:  of its weight if that is not multiplied as it is stored; None = that of each part
         """
         if linear not in self._packed:
-            runs = list(self._runs(linear))
+            runs = list(self._runs(linear, format))
             weight, bias = linear.release()
             self._packed[linear] = tuple(
                 Piece(
@@ -95,7 +120,6 @@ class Products:
                         run,
                         weight[run.rows],
                         None if bias is None else bias[run.rows],
-                        self._format if format is None else format,
                         gated=GATE in linear.parts,
                         spent=linear.owns_weight,
                     ),
@@ -178,7 +202,7 @@ class Products:
                     memory[expert, part * rows : (part + 1) * rows] = plain
         return []
 
-    def _runs(self, linear: Linear) -> Iterator[_Run]:
+    def _runs(self, linear: Linear, format: Format | None) -> Iterator[_Run]:
         """Yield the products that make a layer; dequantise the weights that are not held as stored.
 
         Columns of updates lie in blocks, at whose bounds a product must begin.
@@ -190,11 +214,13 @@ class Products:
         names = self._names.get(linear, ())
         found = self._fill.kinds(names)
         kinds = [found.get(name) for name in names] or [None] * len(rows)
-        runs = list(_joined(rows, kinds))
+        formats = [self.format_of(part) if format is None else format for part in linear.parts]
+        runs = list(_joined(rows, kinds, formats))
         has_blocks = all(run.rows.start % COLUMNS == 0 for run in runs)
         is_one = GATE in linear.parts or (linear.adapters is not None and not has_blocks)
         if len(runs) > 1 and is_one:
-            runs = [_Run(slice(0, ends[-1]), None)]
+            one = formats[0] if len(set(formats)) == 1 else self._formats.layers
+            runs = [_Run(slice(0, ends[-1]), None, one)]
         for run in runs:
             for of_part, kind in zip(rows, kinds, strict=True):
                 is_inside = run.rows.start <= of_part.start and of_part.stop <= run.rows.stop
@@ -207,7 +233,6 @@ class Products:
         run: _Run,
         weight: Tensor,
         bias: Tensor | None,
-        format: Format,
         *,
         gated: bool,
         spent: bool,
@@ -216,26 +241,38 @@ class Products:
         if run.kind is not None:
             packed = pack_stored(team, run.kind, bias, self._arena, gated=gated)
         else:
-            packed = pack(team, weight, bias, format, self._arena, gated=gated, spent=spent)
+            packed = pack(team, weight, bias, run.format, self._arena, gated=gated, spent=spent)
         self.weight_bytes += packed.num_bytes
         return packed
 
 
-def _joined(rows: Sequence[slice], kinds: Sequence[WeightKind | None]) -> Iterator[_Run]:
-    """Yield runs of parts whose weights can be one: all plain, or joined in one native format."""
-    last, last_format = _Run(slice(0, 0), None), None
-    for part, kind in zip(rows, kinds, strict=True):
-        format = None if kind is None else native_format(kind)
-        held = None if format is None else kind
-        is_like = last.rows.stop > 0 and format is last_format
-        joined = held
-        if is_like and last.kind is not None and held is not None:
-            joined = join((last.kind, held))
-            is_like = joined is not None
-        if is_like:
-            last = _Run(slice(last.rows.start, part.stop), joined)
-            continue
-        if last.rows.stop > 0:
+def _joined(
+    rows: Sequence[slice], kinds: Sequence[WeightKind | None], formats: Sequence[Format]
+) -> Iterator[_Run]:
+    """Yield runs of parts whose weights can be one: plain in one format, or joined in a native one.
+
+    formats:  of the parts if they are not held as stored
+    """
+    last: _Run | None = None
+    for part, kind, plain in zip(rows, kinds, formats, strict=True):
+        native = None if kind is None else native_format(kind)
+        run = _Run(part, None, plain) if native is None else _Run(part, kind, native)
+        both = None if last is None else _join_runs(last, run)
+        if last is not None and both is None:
             yield last
-        last, last_format = _Run(part, held), format
+        last = run if both is None else both
+    assert last is not None
     yield last
+
+
+def _join_runs(a: _Run, b: _Run) -> _Run | None:
+    """Return two runs as one; None = they are two products."""
+    rows = slice(a.rows.start, b.rows.stop)
+    if a.format is not b.format:
+        return None
+    if a.kind is None and b.kind is None:
+        return _Run(rows, None, a.format)
+    if a.kind is None or b.kind is None:
+        return None
+    kind = join((a.kind, b.kind))
+    return None if kind is None else _Run(rows, kind, a.format)

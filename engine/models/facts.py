@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         dtype=dtype,
         num_parameters=sum(_numbers_of(shape.tensors().items())),
         layer_parameters=tuple(sum(_numbers_of(block.tensors(""))) for block in shape.blocks),
+        linear_weights=_linear_weights(shape),
         copied_parameters=_copied_parameters(config),
         gated=any(not isinstance(each.mlp, MLPConfig) or each.mlp.gated for each in config.layers),
         experts_per_token=max(each.routing.top_k for each in experts) if experts else 0,
@@ -82,6 +84,20 @@ def _stored_formats(
 
 def _numbers_of(tensors: Iterable[tuple[str, Shard]]) -> Iterator[int]:
     return (shard.memory.numel() for _, shard in tensors)
+
+
+def _linear_weights(model: DecoderModel) -> Mapping[str, int]:
+    """Return the numbers in the weights of layers, by part, without routers and latents' heads."""
+    numbers: Counter[str] = Counter()
+    for block in model.blocks:
+        for _, linear in block.linears(""):
+            for part, outputs in linear.parts.items():
+                numbers[part] += len(outputs.held) * len(linear.inputs.held)
+    for _, experts in model.experts():
+        for of_one in experts.weights(""):
+            for name, (outputs, inputs) in of_one.items():
+                numbers[name.split(".")[-2]] += len(outputs.held) * len(inputs.held)
+    return numbers
 
 
 def _copied_parameters(config: DecoderConfig) -> int:

@@ -12,11 +12,13 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.plan import EnginePlan
+from remora.configs.planning.rounding import ROUNDINGS
 from remora.engine.attention.libraries import describe
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.kv_scales import held_scales
@@ -38,7 +40,15 @@ from remora.kernels.cpu.sampling import NativeSampling
 from remora.kernels.kv_store import KV_DTYPES
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
+_ROUNDED = {"int8": Format.Q8, "int4": Format.Q4}
+QUANTIZED_FORMATS = {
+    name: WeightFormats(
+        layers=_ROUNDED[rounding.usual],
+        head=_ROUNDED[rounding.head],
+        parts={part: _ROUNDED[rounding.format_of(part)] for part in rounding.in_int8},
+    )
+    for name, rounding in ROUNDINGS.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +153,7 @@ def _native(
     model: DecoderModel, plan: EnginePlan, table: InputBatch, library: Library, fill: Fill
 ) -> BuiltForward:
     plain = Format.of(DTYPES[plan.dtype])
-    layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
+    formats = QUANTIZED_FORMATS.get(plan.quantization, WeightFormats(layers=plain, head=plain))
     shape = StepShape(
         max_tokens=plan.max_step_tokens,
         max_rows=plan.max_running_requests,
@@ -157,14 +167,7 @@ def _native(
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)
-    program = StepProgramBuilder(
-        model,
-        team,
-        shape,
-        table,
-        layer_format=layer_format,
-        head_format=head_format,
-    ).build(fill)
+    program = StepProgramBuilder(model, team, shape, table, formats).build(fill)
     return BuiltForward(
         forward=program,
         token_sampler=HostTokenSampler(NativeSampling(team)),

@@ -21,6 +21,7 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
@@ -58,7 +59,7 @@ def add_adapters(model: DecoderModel, rank: int, max_rank: int) -> list[LowRankS
 def build(model: DecoderModel, quantization: str, num_threads: int) -> StepProgram:
     """Build a program for whole batches, with a team of its own."""
     plain = Format.of(model.dtype)
-    layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (plain, plain))
+    formats = QUANTIZED_FORMATS.get(quantization, WeightFormats(layers=plain, head=plain))
     table = InputBatch(max_rows=BATCH, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
     table.tables[:, :PAGES] = 1 + np.arange(BATCH * PAGES).reshape(BATCH, PAGES)
     shape = StepShape(
@@ -69,9 +70,7 @@ def build(model: DecoderModel, quantization: str, num_threads: int) -> StepProgr
         max_positions=PAGES * PAGE_SIZE,
     )
     team = Team(Library(load_library(cache_dir() / "kernels")), num_threads)
-    return StepProgramBuilder(
-        model, team, shape, table, layer_format=layer_format, head_format=head_format
-    ).build()
+    return StepProgramBuilder(model, team, shape, table, formats).build()
 
 
 def make_inputs(num_rows: int, first: int, count: int, adapters: list[int]) -> StepInputs:

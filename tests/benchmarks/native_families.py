@@ -23,6 +23,7 @@ from remora.configs.environment import cache_dir
 from remora.engine.attention.latent import PagedLatents
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.config import DecoderConfig
@@ -142,15 +143,10 @@ def make_native(
         max_positions=PAGES * PAGE_SIZE,
     )
     team = Team(Library(load_library(cache_dir() / "kernels")), threads)
-    layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (Format.of(DTYPES[dtype]),) * 2)
-    return StepProgramBuilder(
-        make_model(config, DTYPES[dtype]),
-        team,
-        shape,
-        table,
-        layer_format=layer_format,
-        head_format=head_format,
-    ).build()
+    plain = Format.of(DTYPES[dtype])
+    formats = QUANTIZED_FORMATS.get(quantization, WeightFormats(layers=plain, head=plain))
+    model = make_model(config, DTYPES[dtype])
+    return StepProgramBuilder(model, team, shape, table, formats).build()
 
 
 def make_torch(config: DecoderConfig, dtype: str, rows: int) -> EagerForward:

@@ -58,6 +58,8 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     plan = make_plan(config, facts, machine, path)
     if plan.stored:
         yield Finding(Level.OK, "quantised", plan.stored)
+    if plan.rounding:
+        yield Finding(Level.OK, "rounded", f"on loading, to {plan.rounding}")
     yield from _kv_format(plan, config, facts)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)
@@ -100,7 +102,7 @@ def _memory(plan: EnginePlan, facts: ModelFacts) -> Iterator[Finding]:
     found = report(plan, facts, is_native=False)
     of_rank = f" of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
     text = (
-        f"{human_bytes(found.weight_bytes)} of weights in {plan.dtype}{of_rank}; "
+        f"{human_bytes(found.weight_bytes)} of weights in {plan.rounding or plan.dtype}{of_rank}; "
         f"{human_bytes(found.kv_token_bytes)} of KV cache per token; see `remora plan` for details"
     )
     yield Finding(Level.OK, "memory", text)

@@ -21,7 +21,7 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
     "model.path": st.sampled_from(["m", "/models/a b", "x.gguf"]),
     "model.context_length": st.integers(1, 10_000),
     "model.dtype": st.sampled_from(["auto", "float16", "bfloat16", "float32"]),
-    "model.quantization": st.sampled_from(["none", "int8", "int4"]),
+    "model.quantization": st.sampled_from(["none", "int8", "int4", "int4_pure"]),
     "engine.page_size": st.sampled_from([1, 16, 64]),
     "engine.kv_tokens": st.integers(1, 10**6),
     "engine.prefix_cache": st.booleans(),

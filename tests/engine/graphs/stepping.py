@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import ForwardPass
@@ -36,10 +37,10 @@ SHAPE = StepShape(
 )
 # By `model.quantization`, bfloat16 otherwise; and other number formats.
 MODES = {
-    "none": (Format.BF16, Format.BF16),
+    "none": WeightFormats(layers=Format.BF16, head=Format.BF16),
     **QUANTIZED_FORMATS,
-    "float32": (Format.F32, Format.F32),
-    "float16": (Format.F16, Format.F16),
+    "float32": WeightFormats(layers=Format.F32, head=Format.F32),
+    "float16": WeightFormats(layers=Format.F16, head=Format.F16),
     "float16 in int8": QUANTIZED_FORMATS["int8"],
 }
 DTYPES = {
@@ -132,13 +133,10 @@ def make_native(
 
     prepare:   what is done with the model before
     """
-    layers, head = MODES[mode]
     model = load(path, DTYPES.get(mode, torch.bfloat16))
     prepare(model)
     table = make_table()
-    program = StepProgramBuilder(
-        model, Team(library, 2), SHAPE, table, layer_format=layers, head_format=head
-    ).build()
+    program = StepProgramBuilder(model, Team(library, 2), SHAPE, table, MODES[mode]).build()
     return Stepper(program, table, adapters)
 
 
@@ -152,16 +150,19 @@ def make_eager(
 ) -> Stepper:
     """Run in float32, in torch, with the weights that the mode's rounding leaves."""
     model = load(path)
-    layer_format, head_format = MODES[mode]
+    formats = MODES[mode]
     team = Team(library, 1)
     rounded = partial(round_weight, team, DTYPES.get(mode, torch.bfloat16))
     for block in model.blocks:
         for _, linear in block.linears(""):
-            linear.weight = rounded(linear.weight, layer_format)
+            sizes = [len(outputs.held) for outputs in linear.parts.values()]
+            of_parts = zip(linear.weight.split(sizes), linear.parts, strict=True)
+            linear.weight = torch.cat([rounded(part, formats.of(name)) for part, name in of_parts])
         if isinstance(block.mlp, Experts):
-            for weight in (*block.mlp.gate_up, *block.mlp.down):
-                weight.copy_(rounded(weight, layer_format))
-    model.head.linear.weight = rounded(model.head.linear.weight, head_format)
+            for weights, part in ((block.mlp.gate_up, "gate_proj"), (block.mlp.down, "down_proj")):
+                for weight in weights:
+                    weight.copy_(rounded(weight, formats.of(part)))
+    model.head.linear.weight = rounded(model.head.linear.weight, formats.head)
     team.close()
     prepare(model)
     plan = make_plan(page_size=PAGE_SIZE)

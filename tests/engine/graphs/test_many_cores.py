@@ -20,6 +20,7 @@ from torch import Tensor
 from remora.configs.environment import cache_dir
 from remora.engine.graphs import step_experts, step_latents, step_products
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.runner.inputs import InputBatch
@@ -261,9 +262,8 @@ def build(model: DecoderModel, team: Team) -> None:
         max_positions=CONTEXT,
     )
     table = InputBatch(max_rows=num_rows, max_tokens=CONTEXT, page_size=16)
-    StepProgramBuilder(
-        model, team, shape, table, layer_format=Format.BF16, head_format=Format.BF16
-    ).build()
+    formats = WeightFormats(layers=Format.BF16, head=Format.BF16)
+    StepProgramBuilder(model, team, shape, table, formats).build()
 
 
 def chunks_of(program: Program, step: Step) -> list[int]:

@@ -46,6 +46,7 @@ ERRORS = {
     "none": 0.08,
     "int8": 0.2,
     "int4": 0.2,
+    "int4_pure": 0.2,
     "float16": 0.01,
     "float16 in int8": 0.2,
 }

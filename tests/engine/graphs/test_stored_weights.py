@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from remora.engine.graphs.step_builder import StepProgramBuilder
+from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import open_model
@@ -91,8 +92,7 @@ def built(
             Team(library, 2),
             SHAPE,
             make_table() if table is None else table,
-            layer_format=format,
-            head_format=Format.BF16,
+            WeightFormats(layers=format, head=Format.BF16),
         ).build(fill)
     try:
         yield program
