@@ -74,6 +74,7 @@ def dequantise(
     out = torch.empty(len(blocks) * block_values, dtype=dtype)
     at_once = max(1, VALUES_AT_ONCE // block_values)
 
+    @torch.inference_mode()  # threads of the pool are in no mode, and `out` may be of this one
     def convert(first: int) -> None:
         values = _values(blocks[first : first + at_once], kind)
         start = first * block_values

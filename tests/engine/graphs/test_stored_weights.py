@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,12 +76,14 @@ def built(
     format: Format = Format.BF16,
     prepare: Callable[[DecoderModel], None] = as_it_is,
     table: InputBatch | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Iterator[StepProgram]:
     """Build a checkpoint's step program as the engine does.
 
     format:   of layers that are not multiplied as they are stored
     prepare:  what is done with the model before its weights are read
     table:    of the rows' pages
+    kv_dtype: of quantised K and V; None = they are not
     """
     opened = open_model(
         path, dtype=torch.bfloat16, load_format="auto", device="cpu", show_progress=False
@@ -90,7 +93,7 @@ def built(
         program = StepProgramBuilder(
             model,
             Team(library, 2),
-            SHAPE,
+            replace(SHAPE, kv_dtype=kv_dtype),
             make_table() if table is None else table,
             WeightFormats(layers=format, head=Format.BF16),
         ).build(fill)

@@ -73,7 +73,8 @@ def numbers(
         zeros[0::2, 0], zeros[1::2, 0] = 0, high - 1
     else:
         zeros = torch.full((outputs, num_groups), zero)
-    scales = (torch.randn(outputs, num_groups) * 0.02).to(dtype)
+    sizes = 0.005 + 0.02 * torch.rand(outputs, num_groups)  # exact in float16, also as bfloat16
+    scales = (sizes * torch.randn(outputs, num_groups).sign()).to(dtype)
     scales[-1, -1] = 0.0
     return Numbers(
         torch.randint(0, high, (outputs, inputs)), zeros, scales, torch.arange(inputs) // size
@@ -346,12 +347,15 @@ BLOCKS = Sample(
 )
 
 
-def small(sample: Sample) -> Sample:
-    """Return a format whose weights are as small as a model's, so that logits are not extreme."""
+def small(sample: Sample, exponent: int = -6) -> Sample:
+    """Return a format whose weights are as small as a model's, so that logits are not extreme.
+
+    exponent:  of two, the most that their root mean square is
+    """
 
     def write(outputs: int, inputs: int) -> Written:
         parts, plain = sample.write(outputs, inputs)
-        factor = 2.0 ** -(6 + plain.square().mean().sqrt().log2().ceil().int().item())
+        factor = 2.0 ** (exponent - plain.square().mean().sqrt().log2().ceil().int().item())
         scales = {name: parts[name] * factor for name in parts if "scale" in name}
         return parts | scales, plain * factor
 

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 Change = Callable[[str, Tensor, dict[str, Any]], dict[str, Tensor]]
+Encode = Callable[[npt.NDArray[np.float32], gguf.GGMLQuantizationType], npt.NDArray[Any]]
 
 LAYER = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
@@ -126,12 +129,14 @@ def convert(
     file: Path,
     *,
     stored_as: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    encode: Encode = gguf.quantize,
     max_tensors: int = 0,
     add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
     """Write a Hugging Face folder as a GGUF file.
 
     stored_as:  the type of matrices; other tensors are float32
+    encode:     makes the content of matrices
     add:        adds further content
     """
     raw = json.loads((folder / "config.json").read_text())
@@ -148,8 +153,9 @@ def convert(
                     found = names.get_name(short, try_suffixes=(".weight", ".bias"))
                     assert found is not None, changed
                     short = found
-                of_type = stored_as if part.ndim == 2 else gguf.GGMLQuantizationType.F32
-                data = gguf.quantize(part.contiguous().numpy(), of_type)
+                is_matrix = part.ndim == 2
+                of_type = stored_as if is_matrix else gguf.GGMLQuantizationType.F32
+                data = (encode if is_matrix else gguf.quantize)(part.contiguous().numpy(), of_type)
                 writer.add_tensor(short, data, raw_dtype=of_type)
         for name, divisors in kind.extra.items():
             writer.add_tensor(name, torch.tensor(divisors).numpy())

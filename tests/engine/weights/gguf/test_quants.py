@@ -240,6 +240,19 @@ def test_blocks_of_codebooks_are_the_librarys_in_any_number_format(
     assert torch.equal(tensor.read(torch.bfloat16, num_threads=2), expected.bfloat16())
 
 
+def test_several_threads_convert_in_inference_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_quants, "VALUES_AT_ONCE", 256)
+    file = write(tmp_path / "x.gguf", Kind.Q6_K, random_blocks(Kind.Q6_K).reshape(ROWS, -1))
+    (tensor,) = read_gguf(file).tensors
+
+    with torch.inference_mode():
+        found = tensor.read(torch.bfloat16, num_threads=2)
+
+    assert torch.equal(found, tensor.read(torch.bfloat16))
+
+
 def test_every_type_of_the_library_is_read_but_those_that_no_file_has() -> None:
     tried = {*QUANTISED, *FORMULAS, *CODEBOOKS, Kind.NVFP4, Kind.F64}
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import gguf
 
-from tests.engine.weights.gguf.converter import Kind, add_settings, convert, permuted, unchanged
+from tests.engine.weights.gguf.converter import (
+    Encode,
+    Kind,
+    add_settings,
+    convert,
+    permuted,
+    unchanged,
+)
 
 KINDS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -18,6 +25,7 @@ def make_gguf(
     file: Path,
     *,
     stored_as: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    encode: Encode = gguf.quantize,
     pre: str = "gpt-2",
     metadata: dict[str, Any] | None = None,
     divisors: list[float] | None = None,
@@ -27,7 +35,7 @@ def make_gguf(
 ) -> Path:
     """Convert a Hugging Face folder.
 
-    stored_as, max_tensors:  as for `convert`
+    stored_as, encode, max_tensors:  as for `convert`
     pre:       the pre-tokenizer's name
     metadata:  further settings of the model; `general`: others, by their whole names
     divisors:  of rotary frequencies
@@ -46,7 +54,15 @@ def make_gguf(
         if has_tokenizer:
             _add_tokenizer(writer, checkpoint, pre)
 
-    convert(kind, checkpoint, file, stored_as=stored_as, max_tensors=max_tensors, add=add)
+    convert(
+        kind,
+        checkpoint,
+        file,
+        stored_as=stored_as,
+        encode=encode,
+        max_tensors=max_tensors,
+        add=add,
+    )
     return min(file.parent.glob(f"{file.stem}-00001-of-*.gguf")) if max_tensors else file
 
 
