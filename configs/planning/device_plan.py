@@ -210,7 +210,7 @@ def _held_weights(config: ServeConfig, device: str, plan: DevicePlan, is_ours: b
             )
         if is_fault:
             return "dequantised"
-    if wanted in ("int4", "int4_pure"):
+    if wanted == "int4" or wanted == "int4_pure":
         raise ConfigError(
             f"model.quantization = {wanted}: needs a CPU; on a GPU set it to fp8 or int8, or serve "
             "a checkpoint of 4 bits"

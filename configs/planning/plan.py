@@ -191,9 +191,8 @@ def make_plan(
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
-    max_running, max_step, chunk = plan_limits(
-        config, model, max_model_len, device, machine.total_bytes
-    )
+    memory = machine.total_bytes
+    max_running, max_step, chunk = plan_limits(config, model, max_model_len, device, memory)
     on_device = plan_device(
         config,
         device,
@@ -206,10 +205,11 @@ def make_plan(
     )
     held = _held_as_stored(config, stored, device, on_device)
     weight_bytes = _weight_bytes(config, model, dtype, device, on_device, held)
+    rounding = describe_rounding(config.model.quantization, model.linear_weights, device)
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
-        total_bytes=machine.total_bytes,
+        total_bytes=memory,
         device=device,
     )
     plan = EnginePlan(
@@ -235,7 +235,7 @@ def make_plan(
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
-        rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
+        rounding=rounding,
     )
     return _with_pools(plan, config, model, budget)
 

@@ -156,7 +156,7 @@ def make_eager(
     for block in model.blocks:
         for _, linear in block.linears(""):
             sizes = [len(outputs.held) for outputs in linear.parts.values()]
-            of_parts = zip(linear.weight.split(sizes), linear.parts, strict=True)
+            of_parts = zip(torch.split(linear.weight, sizes), linear.parts, strict=True)
             linear.weight = torch.cat([rounded(part, formats.of(name)) for part, name in of_parts])
         if isinstance(block.mlp, Experts):
             for weights, part in ((block.mlp.gate_up, "gate_proj"), (block.mlp.down, "down_proj")):
