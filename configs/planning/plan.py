@@ -205,7 +205,6 @@ def make_plan(
     )
     held = _held_as_stored(config, stored, device, on_device)
     weight_bytes = _weight_bytes(config, model, dtype, device, on_device, held)
-    rounding = describe_rounding(config.model.quantization, model.linear_weights, device)
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
@@ -235,7 +234,7 @@ def make_plan(
         on_device=on_device,
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
-        rounding=rounding,
+        rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
     )
     return _with_pools(plan, config, model, budget)
 
