@@ -143,4 +143,3 @@ class ExpertSteps:
             self.pack(weight, bias, format, gated=gated)
             for weight, bias in zip(weights, bias_of, strict=True)
         ]
-
