@@ -1,8 +1,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmath>
-
 #include "linear.h"
 
 namespace remora {
@@ -30,25 +28,23 @@ struct Source {
   }
 };
 
-// One column's values of one group.
-template <int SIZE>
+// One column's values of a group of Q8.
 struct Values {
-  float value[SIZE], least, most;
+  static constexpr int SIZE = 64;
+  float value[SIZE], most;  // the greatest magnitude
 
   Values(const Source& source, int row, int start) {
     float unfit = 0;  // NaN from NaN and infinity, which comparisons would drop
     for (int i = 0; i < SIZE; i++) unfit += 0.0f * (value[i] = source.at(row, start + i));
-    least = most = value[0] + unfit;
-    for (int i = 1; i < SIZE; i++) {
-      least = value[i] < least ? value[i] : least;
-      most = value[i] > most ? value[i] : most;  // NaN stays
-    }
+    most = unfit;
+    for (int i = 0; i < SIZE; i++)
+      most = __builtin_fabsf(value[i]) > most ? __builtin_fabsf(value[i]) : most;  // NaN stays
   }
 
-  // round((value - offset) / scale), kept within [low, high]
-  int level(int i, float offset, float scale, int low, int high) const {
-    const float exact = scale > 0 ? (value[i] - offset) / scale : 0.0f;
-    const float kept = exact < low ? low : exact > high ? high : exact;
+  // round(value / scale), kept within +-127
+  int level(int i, float scale) const {
+    const float exact = scale > 0 ? value[i] / scale : 0.0f;
+    const float kept = exact < -127 ? -127 : exact > 127 ? 127 : exact;
     return (int)__builtin_rintf(kept);
   }
 };
@@ -75,107 +71,126 @@ void pack_f16_column(const Source& source, int row, int column, f16* panel) {
 
 // The scale is rounded before the division, so its rounding adds no error.
 void pack_q8_column(const Source& source, int row, int start, int column, char* group) {
-  const Values<64> values(source, row, start);
-  const bf16 stored = narrow(fmaxf(values.most, -values.least) / 127.0f);
+  const Values values(source, row, start);
+  const bf16 stored = narrow(values.most / 127.0f);
   ((bf16*)group)[column] = stored;
   constexpr int OFFSET = HAS_TILES ? 0 : 128;
   auto* data = (uint8_t*)group + 2 * PANEL;
-  for (int i = 0; i < 64; i++)
+  for (int i = 0; i < Values::SIZE; i++)
     data[step_offset(Q8, 16, i / 4, column) + i % 4] =
-        (uint8_t)(values.level(i, 0.0f, widen(stored), -127, 127) + OFFSET);
+        (uint8_t)(values.level(i, widen(stored)) + OFFSET);
 }
 
-// Scale and least of a group of Q4, as they are stored.
-struct Q4Grid {
-  bf16 scale, least;
-};
-
-// Searches the grid with the least squared error of a group: starts from the group's full range and
-// from narrower ones, and fits scale and least to the levels that each of them gives.
-class Q4Search {
+// A group of Q4 in LANES columns: a vector for each k.
+class Q4Columns {
  public:
-  // number: values that are not padding
-  Q4Search(const Values<32>& values, int number) : values_(values), number_((float)number) {
-    float is_real[32];
-    for (int i = 0; i < 32; i++) is_real[i] = i < number ? 1.0f : 0.0f;
-    for (int v = 0; v < VECTORS; v++) {
-      total_ += part_[v] = load<vf>(values.value + v * LANES);
-      is_real_[v] = load<vf>(is_real + v * LANES);
+  Q4Columns(const Source& source, int panel_column, int start) {
+    float lane[SIZE][LANES];
+    for (int column = 0; column < LANES; column++) {
+      const int row = source.row_of(panel_column + column);
+      for (int i = 0; i < SIZE; i++) lane[i][column] = source.at(row, start + i);
+    }
+    number_ = source.k - start < SIZE ? source.k - start : SIZE;
+    vf unfit = {};  // NaN from NaN and infinity, which minima would drop
+    for (int i = 0; i < SIZE; i++) {
+      value_[i] = load<vf>(lane[i]);
+      unfit += value_[i] * 0.0f;
+    }
+    least_ = most_ = value_[0] + unfit;
+    for (int i = 1; i < SIZE; i++) {
+      least_ = min(value_[i], least_);
+      most_ = max(value_[i], most_);
+      total_ += value_[i];
+    }
+    total_ += value_[0];
+  }
+
+  // Writes a group's scales, minima and codes to those of the panel, from `column` on.
+  void pack(char* group, int column) const {
+    const Grid grid = best();
+    store((bf16*)group + column, narrow(grid.scale));
+    store((bf16*)group + PANEL + column, narrow(grid.least));
+    for (int step = 0; step < SIZE / 8; step++) {
+      vi word = {};
+      for (int i = 0; i < 8; i++)
+        word |= (round_to_int(level(step * 8 + i, grid)) & 15) << (i % 4 * 8 + i / 4 * 4);
+      store(group + 4 * PANEL + step_offset(Q4, SIZE / 8, step, column), word);
     }
   }
 
-  Q4Grid best() const {
-    const bf16 least = narrow(values_.least);
-    Q4Grid found{narrow((values_.most - widen(least)) / 15.0f), least};
-    float lowest = error(found);
-    const float middle = (values_.least + values_.most) / 2;
+ private:
+  static constexpr int SIZE = 32, STEPS = 12;
+  static constexpr float SHRINKING = 0.03f;
+
+  // Numbers that a code stands for; scale and least are numbers of bf16.
+  struct Grid {
+    vf scale, least, inverse;
+
+    Grid(vf scale, vf least)
+        : scale(scale), least(least), inverse(scale > 0.0f ? 1.0f / scale : vf{}) {}
+  };
+
+  // The grid with the least squared error of those of the full range, and of narrower ranges with
+  // scale and least fitted to the levels that each gives.
+  Grid best() const {
+    const vf least = rounded(least_);
+    Grid found(rounded((most_ - least) / 15.0f), least);
+    vf lowest = error(found);
+    const vf middle = (least_ + most_) / 2.0f;
     for (int step = 0; step < STEPS; step++) {
-      const float half = (values_.most - values_.least) / 2 * (1.0f - SHRINKING * (float)step);
-      const Q4Grid tried = fitted(half * 2 / 15.0f, middle - half);
-      const float lost = error(tried);
-      if (lost < lowest) {  // false for NaN, which stays in the first grid
-        lowest = lost;
-        found = tried;
-      }
+      const vf half = (most_ - least_) / 2.0f * (1.0f - SHRINKING * (float)step);
+      const Grid tried = fitted(Grid(half * 2.0f / 15.0f, middle - half));
+      const vf lost = error(tried);
+      const vi is_better = lost < lowest;  // false for NaN, which stays in the first grid
+      lowest = is_better ? lost : lowest;
+      found = Grid(is_better ? tried.scale : found.scale, is_better ? tried.least : found.least);
     }
     return found;
   }
 
- private:
-  static constexpr int VECTORS = 32 / LANES, STEPS = 12;
-  static constexpr float SHRINKING = 0.03f;
+  static vf rounded(vf x) { return widen(narrow(x)); }
 
-  vf level(int v, float scale, float least) const {
-    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    const vf exact = (part_[v] - splat(least)) * splat(inverse);
-    return to_float(round_to_int(min(splat(15.0f), max(splat(0.0f), exact))));
+  // The level of a value, not yet rounded.
+  vf level(int i, const Grid& grid) const {
+    return min(splat(15.0f), max(vf{}, (value_[i] - grid.least) * grid.inverse));
   }
 
-  float error(Q4Grid grid) const {
-    const float scale = widen(grid.scale), least = widen(grid.least);
+  vf error(const Grid& grid) const {
     vf squares = {};
-    for (int v = 0; v < VECTORS; v++) {
-      const vf off = fma(level(v, scale, least), splat(scale), splat(least)) * is_real_[v] - part_[v];
+    for (int i = 0; i < number_; i++) {
+      const vf off = fma(whole(level(i, grid)), grid.scale, grid.least) - value_[i];
       squares = fma(off, off, squares);
     }
-    return sum(squares);
+    return squares;
   }
 
   // Least squares, for the levels of this grid. The scale makes up for the rounding of least.
-  Q4Grid fitted(float scale, float least) const {
+  Grid fitted(const Grid& grid) const {
     vf levels = {}, squares = {}, products = {};
-    for (int v = 0; v < VECTORS; v++) {
-      const vf one = level(v, scale, least) * is_real_[v];
+    for (int i = 0; i < number_; i++) {
+      const vf one = whole(level(i, grid));
       levels += one;
       squares = fma(one, one, squares);
-      products = fma(one, part_[v], products);
+      products = fma(one, value_[i], products);
     }
-    const float of_levels = sum(levels), of_values = sum(total_);
-    const float of_squares = sum(squares), of_products = sum(products);
-    const float spread = number_ * of_squares - of_levels * of_levels;
-    if (spread <= 0) return {narrow(scale), narrow(least)};
-    const float slope = (number_ * of_products - of_levels * of_values) / spread;
-    const bf16 stored = narrow((of_values - slope * of_levels) / number_);
-    return {narrow((of_products - widen(stored) * of_levels) / of_squares), stored};
+    const auto number = (float)number_;
+    const vf spread = squares * number - levels * levels;
+    const vf slope = (products * number - levels * total_) / spread;
+    const vf least = rounded((total_ - slope * levels) / number);
+    const vf scale = rounded((products - least * levels) / squares);
+    const vi is_spread = spread > 0.0f;
+    return Grid(is_spread ? scale : rounded(grid.scale), is_spread ? least : rounded(grid.least));
   }
 
-  const Values<32>& values_;
-  const float number_;
-  vf part_[VECTORS], is_real_[VECTORS], total_ = {};
+  // The nearest integer, ties to even; good for |x| < 2^22.
+  static vf whole(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: a sum with it has no fraction
+    return x + magic - magic;
+  }
+
+  int number_;  // values that are not padding
+  vf value_[SIZE], least_, most_, total_ = {};
 };
-
-void pack_q4_column(const Source& source, int row, int start, int column, char* group) {
-  const Values<32> values(source, row, start);
-  const Q4Grid grid = Q4Search(values, source.k - start < 32 ? source.k - start : 32).best();
-  ((bf16*)group)[column] = grid.scale;
-  ((bf16*)group)[PANEL + column] = grid.least;
-  auto* data = (uint8_t*)group + 4 * PANEL;
-  for (int i = 0; i < 32; i++) {
-    uint8_t& byte = data[step_offset(Q4, 4, i / 8, column) + i % 4];
-    const auto level = (uint8_t)values.level(i, widen(grid.least), widen(grid.scale), 0, 15);
-    byte = i % 8 < 4 ? level : (uint8_t)(byte | level << 4);
-  }
-}
 
 }  // namespace
 
@@ -183,6 +198,13 @@ void pack_panel(Format format, const void* from, Format source_format, int n, in
                 int panel, char* to) {
   const Source source{from, source_format, n, k, gated};
   const int padded = padded_k(format, k);
+  if (format == Q4) {
+    const int bytes = (int)panel_bytes(Q4, group_size(Q4));
+    for (int start = 0; start < padded; start += group_size(Q4), to += bytes)
+      for (int column = 0; column < PANEL; column += LANES)
+        Q4Columns(source, panel * PANEL + column, start).pack(to, column);
+    return;
+  }
   for (int column = 0; column < PANEL; column++) {
     const int row = source.row_of(panel * PANEL + column);
     if (format == F32) {
@@ -192,11 +214,9 @@ void pack_panel(Format format, const void* from, Format source_format, int n, in
     } else if (format == F16) {
       pack_f16_column(source, row, column, (f16*)to);
     } else {
-      const int size = group_size(format), bytes = (int)(panel_bytes(format, size));
-      for (int start = 0; start < padded; start += size) {
-        char* group = to + (int64_t)(start / size) * bytes;
-        (format == Q8 ? pack_q8_column : pack_q4_column)(source, row, start, column, group);
-      }
+      const int size = group_size(Q8);
+      for (int start = 0; start < padded; start += size)
+        pack_q8_column(source, row, start, column, to + start / size * panel_bytes(Q8, size));
     }
   }
 }

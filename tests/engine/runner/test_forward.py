@@ -11,8 +11,10 @@ import torch
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
+from remora.configs.planning.rounding import BITS, ROUNDINGS
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.launch import BuiltEngine, build_engine, make_table
+from remora.engine.models.facts import read_model_facts
 from remora.engine.models.load import load_model
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
@@ -163,6 +165,28 @@ def test_quantised_weights_without_native_kernels_are_refused(
 def test_quantised_weights_without_a_compiler_are_refused(llama: Path, kernels: str) -> None:
     with pytest.raises(ConfigError, match=r"int4 needs the native CPU kernels: no C\+\+ compiler"):
         describe(llama, quantization="int4", cpu_kernels=kernels)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("quantization", ROUNDINGS)
+def test_weights_take_the_bits_that_the_plan_names(
+    quantization: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints(
+        "llama",
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+    )
+    facts, rounding = read_model_facts(path), ROUNDINGS[quantization]
+    numbers = facts.linear_weights
+    of_head = BITS[rounding.head] * 128 * (-(-facts.vocab_size // 64) * 64)
+
+    bits = build(path, quantization=quantization).step_weight_bytes * 8
+
+    assert bits == pytest.approx(rounding.bits(numbers) * sum(numbers.values()) + of_head)
 
 
 @pytest.mark.usefixtures("compiler")
