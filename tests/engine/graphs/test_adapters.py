@@ -36,6 +36,7 @@ ERRORS = {
     "none": 0.08,
     "int8": 0.3,
     "int4": 0.3,
+    "int4_pure": 0.3,
     "float32": 1e-4,
     "float16": 0.04,
     "float16 in int8": 0.3,

@@ -29,6 +29,7 @@ from tests.engine.graphs.stepping import (
     Stepper,
     check_close,
     check_same_bits,
+    make_eager,
     make_native,
     make_table,
 )
@@ -108,10 +109,14 @@ def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
 def test_logits_of_experts_are_close_to_those_of_torch(
     family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
-    """Where activations are rounded, too, now and then another expert is chosen."""
-    limit = 1e-5 if mode == "float32" else 0.4
-    steps = ({0: 30, 1: 50}, {0: 1, 1: 1})
-    check_close(tiny_checkpoints(family), library, mode, steps, limit)
+    """Where activations are rounded, a row now and then chooses another expert; most do not."""
+    limit = 1e-5 if mode == "float32" else 0.2
+    native = make_native(tiny_checkpoints(family), library, mode)
+    exact = make_eager(tiny_checkpoints(family), library, mode)
+    for counts in ({0: 30, 1: 50, 2: 9, 3: 4}, {0: 1, 1: 1, 2: 1, 3: 1}):
+        found, expected = native.step(counts), exact.step(counts)
+        assert ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median() < limit
+    native.forward.close()
 
 
 def test_of_experts_those_are_counted_that_a_token_reads(
