@@ -14,7 +14,7 @@ from tests.configs.planning.test_plan import GIB, make_model, plan
 WINDOWS = (None, 64) * 15
 
 
-def reported(model: ModelFacts, **sections: Any) -> tuple[MemoryReport, EnginePlan]:
+def reported(model: ModelFacts, /, **sections: Any) -> tuple[MemoryReport, EnginePlan]:
     made = plan(facts=model, **sections)
     return report(made, model, is_native=made.device == "cpu"), made
 
