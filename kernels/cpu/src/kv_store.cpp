@@ -34,7 +34,9 @@ void store_kv(const KvCache& cache, int layer, const float* key, const float* va
     char* keys = cache.keys(layer, slot / cache.page_size, head);
     const int offset = (int)(slot % cache.page_size), at = head * cache.head_dim;
     if (cache.is_quantised()) {
-      store_quantised(cache, keys, key + at, value + at, offset);
+      const bf16* given = cache.static_scales;
+      if (given) given += (int64_t)2 * layer * cache.num_kv_heads + head;
+      store_quantised(cache, keys, key + at, value + at, offset, given);
       continue;
     }
     with_step(cache.format, [&](auto step) {

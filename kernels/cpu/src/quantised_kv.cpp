@@ -33,18 +33,10 @@ INLINE void quantise(const float* head, int dim, bf16 scale, Put&& put) {
   });
 }
 
-// The static scales of K of a layer's head, which lies at `head` in some page; those of V follow
-// those of all heads.
-const bf16* static_scales_of(const KvCache& cache, const char* head) {
-  const int64_t place = (head - cache.data) / cache.head_bytes();
-  const int64_t layer = place / cache.num_kv_heads / cache.num_pages;
-  return cache.static_scales + 2 * layer * cache.num_kv_heads + place % cache.num_kv_heads;
-}
-
 }  // namespace
 
 void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
-                     int offset) {
+                     int offset, const bf16* given) {
   const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
   const int width = cache.width();
   const int64_t start = (int64_t)group * GROUP_TOKENS * dim;
@@ -53,8 +45,7 @@ void store_quantised(const KvCache& cache, char* head, const float* key, const f
   bf16* scales = (bf16*)(head + 2 * cache.half_bytes()) + offset;
   with_codes(cache.kv_format, [&](auto codes) {
     typedef decltype(codes) Codes;
-    if (cache.static_scales) {
-      const bf16* given = static_scales_of(cache, head);
+    if (given) {
       scales[0] = given[0], scales[cache.page_size] = given[cache.num_kv_heads];
     } else {
       scales[0] = own_scale<Codes>(key, cache.head_dim);

@@ -10,9 +10,10 @@
 
 namespace remora {
 
-// Quantise a token's K and V of one head. `head`: of the page; `offset`: of the token in the page.
+// Quantise a token's K and V of one head. `head`: of the page; `offset`: of the token in the page;
+// `given`: the static scale of K, that of V being num_kv_heads further, or null.
 void store_quantised(const KvCache& cache, char* head, const float* key, const float* value,
-                     int offset);
+                     int offset, const bf16* given);
 
 // Begin to read K, V and scales of the group at a page's token `offset`. Always inlined: a function that
 // only prefetches has no effect in the eyes of GCC, which leaves out its calls.

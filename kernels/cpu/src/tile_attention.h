@@ -61,17 +61,14 @@ struct TileProducts {
     return dim % 64 == 0 ? 64 : dim % 32 == 0 ? 32 : 16;
   }
 
-  template <int SUM, int A, int B>
+  typedef std::conditional_t<sizeof(T) == 2, bf16, uint8_t> Weight;
+
+  template <class Left, int SUM, int A, int B>
   static INLINE void dot() {
-    if constexpr (sizeof(T) == 2)
+    if constexpr (std::is_same_v<Left, bf16>)
       dot_tiles_bf16<SUM, A, B>();
-    else
+    else if constexpr (std::is_same_v<Left, int8_t>)
       dot_tiles_s8<SUM, A, B>();
-  }
-  template <int SUM, int A, int B>
-  static INLINE void weigh() {
-    if constexpr (sizeof(T) == 2)
-      dot_tiles_bf16<SUM, A, B>();
     else
       dot_tiles_u8s8<SUM, A, B>();
   }
@@ -88,18 +85,18 @@ struct TileProducts {
         const auto tile = [&](int g) { return keys[group + g] + d * GROUP_TOKENS * sizeof(T); };
         load_tile<LEFT>(queries + d, stride);
         load_tile<RIGHT>(tile(0), TILE_ROW_BYTES);
-        dot<SUMS, LEFT, RIGHT>();
+        dot<T, SUMS, LEFT, RIGHT>();
         load_tile<RIGHT + 1>(tile(1), TILE_ROW_BYTES);
-        dot<SUMS + 1, LEFT, RIGHT + 1>();
+        dot<T, SUMS + 1, LEFT, RIGHT + 1>();
         if constexpr (BLOCKS == 2) {
           load_tile<LEFT + 1>(queries + TILE_SIDE * query_dim + d, stride);
-          dot<SUMS + 2, LEFT + 1, RIGHT>();
-          dot<SUMS + 3, LEFT + 1, RIGHT + 1>();
+          dot<T, SUMS + 2, LEFT + 1, RIGHT>();
+          dot<T, SUMS + 3, LEFT + 1, RIGHT + 1>();
         } else if (group + 2 < num_groups) {
           load_tile<RIGHT>(tile(2), TILE_ROW_BYTES);
-          dot<SUMS + 2, LEFT, RIGHT>();
+          dot<T, SUMS + 2, LEFT, RIGHT>();
           load_tile<RIGHT + 1>(tile(3), TILE_ROW_BYTES);
-          dot<SUMS + 3, LEFT, RIGHT + 1>();
+          dot<T, SUMS + 3, LEFT, RIGHT + 1>();
         }
       }
       float* scores = all_scores + group * LANES;
@@ -127,23 +124,23 @@ struct TileProducts {
         values += vector * TILE_ROW_BYTES;
         load_tile<LEFT>(from, STRIDE);
         load_tile<RIGHT>(values, values_stride);
-        weigh<SUMS, LEFT, RIGHT>();
+        dot<Weight, SUMS, LEFT, RIGHT>();
         if (count > 1) {
           load_tile<RIGHT + 1>(values + TILE_ROW_BYTES, values_stride);
-          weigh<SUMS + 1, LEFT, RIGHT + 1>();
+          dot<Weight, SUMS + 1, LEFT, RIGHT + 1>();
         }
         if constexpr (BLOCKS == 2) {
           load_tile<LEFT + 1>(from + TILE_SIDE * STRIDE, STRIDE);
-          weigh<SUMS + 2, LEFT + 1, RIGHT>();
-          if (count > 1) weigh<SUMS + 3, LEFT + 1, RIGHT + 1>();
+          dot<Weight, SUMS + 2, LEFT + 1, RIGHT>();
+          if (count > 1) dot<Weight, SUMS + 3, LEFT + 1, RIGHT + 1>();
         } else {
           if (count > 2) {
             load_tile<RIGHT>(values + 2 * TILE_ROW_BYTES, values_stride);
-            weigh<SUMS + 2, LEFT, RIGHT>();
+            dot<Weight, SUMS + 2, LEFT, RIGHT>();
           }
           if (count > 3) {
             load_tile<RIGHT + 1>(values + 3 * TILE_ROW_BYTES, values_stride);
-            weigh<SUMS + 3, LEFT, RIGHT + 1>();
+            dot<Weight, SUMS + 3, LEFT, RIGHT + 1>();
           }
         }
       }
