@@ -154,7 +154,7 @@ def _sequences(plan: EnginePlan, length: int) -> int:
 def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:
     """Return the bytes per value of matrix operands, and of operands that are first in float32.
 
-    Quantised operands are int8, with a scale and a sum for each group; in the
+    Quantised operands are int8, with a scale and a sum for each group, in the
     groups of each part.
     """
     if plan.quantization != "none":

@@ -1,7 +1,7 @@
 """Formats to which `model.quantization` rounds weights on a CPU, part by part: the only rule.
 
 Parts that lose the most get the most bits. Plans count the bytes, and engines pack the weights, by
-this rule. Knows the names of parts and the bits of formats; `kernels/cpu/src/linear.h` describes the
+this rule. Knows the names of parts and the bits of formats; `kernels/cpu/src/linear.h` has the
 layouts, and docs/quantization.md what they cost.
 """
 
