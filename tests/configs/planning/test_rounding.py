@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from remora.configs.banner import banner
-from remora.configs.planning.memory_report import lines
+from remora.configs.planning.memory_report import lines, report
 from remora.configs.planning.rounding import BITS, ROUNDINGS
-from tests.configs.planning.test_memory_report import reported
 from tests.configs.planning.test_plan import make_machine, make_model, plan
 
 WEIGHTS = {"q_proj": 150, "k_proj": 50, "v_proj": 50, "up_proj": 450, "down_proj": 300}
@@ -32,11 +31,11 @@ def test_bits_are_averaged_over_the_parts() -> None:
 def test_banner_and_report_name_the_formats_and_their_bits(quantization: str, text: str) -> None:
     facts = make_model(linear_weights=WEIGHTS)
 
-    found, made = reported(facts, model={"quantization": quantization})
+    made = plan(facts=facts, model={"quantization": quantization})
 
     assert made.rounding == text
     assert f"{text}, bfloat16 KV" in banner(made, facts, make_machine(), {}, version="1")
-    assert f"weights {text}\n" in "\n".join(lines(found, made))
+    assert f"weights {text}\n" in "\n".join(lines(report(made, facts, is_native=True), made))
 
 
 def test_parts_that_a_model_does_not_have_are_not_named() -> None:
