@@ -13,7 +13,7 @@ from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_gain
 from remora.configs.planning.plan import EnginePlan
-from remora.configs.planning.rounding import GROUPS, ROUNDINGS
+from remora.configs.planning.rounding import ROUNDINGS
 
 _FLOAT = 4
 _PANEL = 64  # columns that native matrix products write together
@@ -154,12 +154,11 @@ def _sequences(plan: EnginePlan, length: int) -> int:
 def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:
     """Return the bytes per value of matrix operands, and of operands that are first in float32.
 
-    Quantised operands are int8, with a scale and a sum for each group; where parts are in several
-    formats, in the groups of each.
+    Quantised operands are int8, with a scale and a sum for each group, in the
+    groups of each part.
     """
     if plan.quantization != "none":
-        of_layers = ROUNDINGS[plan.quantization].of_layers
-        grouped = sum(1 + 8 / GROUPS[format] for format in of_layers)
+        grouped = sum(1 + 8 / size for size in ROUNDINGS[plan.quantization].groups)
         return grouped, grouped + _FLOAT
     each = 2 if plan.dtype == "bfloat16" else _FLOAT
     return each, each

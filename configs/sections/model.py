@@ -32,10 +32,11 @@ class ModelSection(Section):
 
     quantization: Literal["none", "int8", "int4", "int4_pure", "fp8"] = "none"
     """Format that weights are quantised to at start-up. On a CPU with native kernels: int8 takes
-    half the memory of bfloat16 (groups of 64); int4 about 37 % (groups of 32; v_proj, down_proj and
-    the head in int8); int4_pure a third, with several times the loss (only the head in int8). On
-    a GPU with Triton kernels: fp8 (e4m3) or int8, with a scale for each output; products quantise
-    the activations of each token; head, embeddings and, with int8, experts are not rounded."""
+    half the memory of bfloat16 (groups of 64); int4 about 37 % (groups of 32: q_proj and k_proj in
+    4 bits, v_proj and the head in 8, other parts in 5); int4_pure a third, with several times the
+    loss (4 bits, the head in 8). On a GPU with Triton kernels: fp8 (e4m3) or int8, with a scale for
+    each output; products quantise the activations of each token; head, embeddings and, with int8,
+    experts are not rounded."""
 
     impl: Literal["auto", "remora", "transformers"] = "auto"
     """Model implementation: remora = its own; transformers = the transformers package with remora's

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from remora.configs.planning.kv_format import DTYPE_BYTES
 from remora.configs.planning.rounding import BITS, ROUNDINGS
-from remora.engine.models.config import DecoderConfig, MLPConfig
+from remora.engine.models.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,9 @@ def model_work(
     each = DTYPE_BYTES[dtype]
     of_layers = of_head = float(each)
     if (rounding := ROUNDINGS.get(quantization)) is not None:
-        of_layers = rounding.bits(_weights_of_parts(config, blocks)) / 8
+        parts = _attention_parts(config)
+        others = blocks - sum(parts.values())
+        of_layers = rounding.bits({**parts, "others": others}) / 8
         of_head = BITS[rounding.head] / 8
     return ModelWork(
         block_parameters=blocks,
@@ -100,21 +102,13 @@ def model_work(
     )
 
 
-def _weights_of_parts(config: DecoderConfig, blocks: int) -> dict[str, int]:
-    """Return the weights of the parts that a rounding may tell apart, and of all others.
-
-    blocks:  weights that a token is multiplied with
-    """
-    inner = sum(
-        mlp.size
-        if isinstance(mlp, MLPConfig)
-        else mlp.size * mlp.routing.top_k + (mlp.shared.size if mlp.shared else 0)
-        for mlp in (layer.mlp for layer in config.layers)
-    )
-    down = config.hidden_size * inner
-    value_rows = 0 if config.attention.latent else config.num_kv_heads * config.head_dim
-    value = config.num_layers * config.hidden_size * value_rows
-    return {"v_proj": value, "down_proj": down, "others": blocks - value - down}
+def _attention_parts(config: DecoderConfig) -> dict[str, int]:
+    """Return the weights of the projections of Q, K and V of all layers; none with latents."""
+    if config.attention.latent is not None:
+        return {}
+    of_head = config.num_layers * config.hidden_size * config.head_dim
+    of_kv = of_head * config.num_kv_heads
+    return {"q_proj": of_head * config.num_heads, "k_proj": of_kv, "v_proj": of_kv}
 
 
 def _attention_weights(config: DecoderConfig) -> int:

@@ -40,12 +40,12 @@ from remora.kernels.cpu.sampling import NativeSampling
 from remora.kernels.kv_store import KV_DTYPES
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_ROUNDED = {"int8": Format.Q8, "int4": Format.Q4}
+_ROUNDED = {"int8": Format.Q8, "int5": Format.Q5_1, "int4": Format.Q4}
 QUANTIZED_FORMATS = {
     name: WeightFormats(
         layers=_ROUNDED[rounding.usual],
         head=_ROUNDED[rounding.head],
-        parts={part: _ROUNDED[rounding.format_of(part)] for part in rounding.in_int8},
+        parts={part: _ROUNDED[format] for part, format in rounding.parts.items()},
     )
     for name, rounding in ROUNDINGS.items()
 }

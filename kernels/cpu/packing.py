@@ -12,7 +12,14 @@ from remora.kernels.cpu.library import LANES, PANEL, Format, Team
 from remora.kernels.cpu.structs import WeightStruct, struct_of
 from remora.kernels.memory import Arena
 
-PACKED = (Format.F32, Format.BF16, Format.F16, Format.Q8, Format.Q4)  # what `pack` converts to
+PACKED = (  # what `pack` converts to
+    Format.F32,
+    Format.BF16,
+    Format.F16,
+    Format.Q8,
+    Format.Q4,
+    Format.Q5_1,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

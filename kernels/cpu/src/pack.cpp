@@ -81,10 +81,11 @@ void pack_q8_column(const Source& source, int row, int start, int column, char* 
         (uint8_t)(values.level(i, widen(stored)) + OFFSET);
 }
 
-// A group of Q4 in LANES columns: a vector for each k.
-class Q4Columns {
+// A group of Q4 or Q5_1 in LANES columns: a vector for each k.
+template <Format FORMAT>
+class Columns {
  public:
-  Q4Columns(const Source& source, int panel_column, int start) {
+  Columns(const Source& source, int panel_column, int start) {
     float lane[SIZE][LANES];
     for (int column = 0; column < LANES; column++) {
       const int row = source.row_of(panel_column + column);
@@ -108,21 +109,24 @@ class Q4Columns {
   // Writes a group's scales, minima and codes to those of the panel, from `column` on.
   void pack(char* group, int column) const {
     const Grid grid = best();
-    store((bf16*)group + column, narrow(grid.scale));
-    store((bf16*)group + PANEL + column, narrow(grid.least));
-    for (int step = 0; step < SIZE / 8; step++) {
-      vi word = {};
-      for (int i = 0; i < 8; i++)
-        word |= (round_to_int(level(step * 8 + i, grid)) & 15) << (i % 4 * 8 + i / 4 * 4);
-      store(group + 4 * PANEL + step_offset(Q4, SIZE / 8, step, column), word);
+    store((uint16_t*)group + column, narrowed(grid.scale));
+    store((uint16_t*)group + PANEL + column, narrowed(FORMAT == Q4 ? grid.least : -grid.least));
+    vi word[WORDS] = {};
+    for (int i = 0; i < SIZE; i++) {
+      const vi code = round_to_int(level(i, grid)) & TOP;
+      word[i / 8] |= (code & 15) << (i % 4 * 8 + i / 4 % 2 * 4);
+      if constexpr (FORMAT == Q5_1) word[4] |= code >> 4 << (i % 4 * 8 + i / 4);
     }
+    for (int i = 0; i < WORDS; i++)
+      store(group + 4 * PANEL + step_offset(FORMAT, WORDS, i, column), word[i]);
   }
 
  private:
-  static constexpr int SIZE = 32, STEPS = 12;
+  static constexpr int SIZE = 32, STEPS = 12, WORDS = FORMAT == Q4 ? 4 : 5;
+  static constexpr int TOP = FORMAT == Q4 ? 15 : 31;  // the last code
   static constexpr float SHRINKING = 0.03f;
 
-  // Numbers that a code stands for; scale and least are numbers of bf16.
+  // What codes stand for: scale * code + least.
   struct Grid {
     vf scale, least, inverse;
 
@@ -134,12 +138,12 @@ class Q4Columns {
   // scale and least fitted to the levels that each gives.
   Grid best() const {
     const vf least = rounded(least_);
-    Grid found(rounded((most_ - least) / 15.0f), least);
+    Grid found(rounded((most_ - least) / (float)TOP), least);
     vf lowest = error(found);
     const vf middle = (least_ + most_) / 2.0f;
     for (int step = 0; step < STEPS; step++) {
       const vf half = (most_ - least_) / 2.0f * (1.0f - SHRINKING * (float)step);
-      const Grid tried = fitted(Grid(half * 2.0f / 15.0f, middle - half));
+      const Grid tried = fitted(Grid(half * 2.0f / (float)TOP, middle - half));
       const vf lost = error(tried);
       const vi is_better = lost < lowest;  // false for NaN, which stays in the first grid
       lowest = is_better ? lost : lowest;
@@ -148,11 +152,13 @@ class Q4Columns {
     return found;
   }
 
-  static vf rounded(vf x) { return widen(narrow(x)); }
+  // To the numbers of stored scales.
+  static vuh narrowed(vf x) { return FORMAT == Q4 ? narrow(x) : narrow_f16(x); }
+  static vf rounded(vf x) { return FORMAT == Q4 ? widen(narrow(x)) : widen_f16(narrow_f16(x)); }
 
   // The level of a value, not yet rounded.
   vf level(int i, const Grid& grid) const {
-    return min(splat(15.0f), max(vf{}, (value_[i] - grid.least) * grid.inverse));
+    return min(splat((float)TOP), max(vf{}, (value_[i] - grid.least) * grid.inverse));
   }
 
   vf error(const Grid& grid) const {
@@ -192,19 +198,22 @@ class Q4Columns {
   vf value_[SIZE], least_, most_, total_ = {};
 };
 
+template <Format FORMAT>
+void pack_columns(const Source& source, int panel, char* to) {
+  constexpr int SIZE = 32;
+  for (int start = 0; start < source.k; start += SIZE, to += panel_bytes(FORMAT, SIZE))
+    for (int column = 0; column < PANEL; column += LANES)
+      Columns<FORMAT>(source, panel * PANEL + column, start).pack(to, column);
+}
+
 }  // namespace
 
 void pack_panel(Format format, const void* from, Format source_format, int n, int k, bool gated,
                 int panel, char* to) {
   const Source source{from, source_format, n, k, gated};
   const int padded = padded_k(format, k);
-  if (format == Q4) {
-    const int bytes = (int)panel_bytes(Q4, group_size(Q4));
-    for (int start = 0; start < padded; start += group_size(Q4), to += bytes)
-      for (int column = 0; column < PANEL; column += LANES)
-        Q4Columns(source, panel * PANEL + column, start).pack(to, column);
-    return;
-  }
+  if (format == Q4) return pack_columns<Q4>(source, panel, to);
+  if (format == Q5_1) return pack_columns<Q5_1>(source, panel, to);
   for (int column = 0; column < PANEL; column++) {
     const int row = source.row_of(panel * PANEL + column);
     if (format == F32) {

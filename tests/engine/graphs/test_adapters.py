@@ -117,7 +117,8 @@ def test_adapters_of_other_blocks_are_those_of_torch(
         ("granite-moe-shared", "int8"),
         ("glm4-moe", "float32"),
         ("deepseek-v3", "float32"),
-        *(("deepseek-v2-lite", mode) for mode in MODES),
+        # With int4, parts of other formats are one product with adapters of these sizes.
+        *(("deepseek-v2-lite", mode) for mode in MODES if mode != "int4"),
     ],
 )
 def test_adapters_beside_experts_and_of_latents_are_those_of_torch(

@@ -173,8 +173,8 @@ def _in_rows(columns: Tensor, weight: PackedWeight, *, check: bool = False) -> T
         rest = torch.cat((gate[n // 2 :], up[n // 2 :]))
     if check:
         assert not rest.any()
-        # 0 need not be a level of int4; what pads x is 0 as well.
-        assert weight.format is Format.Q4 or not rows[:, weight.k :].any()
+        # 0 need not be a level of int4 or int5; what pads x is 0 as well.
+        assert weight.format in (Format.Q4, Format.Q5_1) or not rows[:, weight.k :].any()
     return rows[:, : weight.k]
 
 
@@ -225,9 +225,23 @@ def _unpack_q4(
     return values.flatten(1), size.flatten(1), scale.expand(-1, -1, 32).flatten(1)
 
 
-def _per_column(stored: Tensor) -> Tensor:
+def _unpack_q5_1(
+    data: Tensor, panels: int, *, has_tiles: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = data.view(panels, -1, 4 * PANEL + 20 * PANEL)
+    scale = _per_column(groups[..., : 2 * PANEL], torch.float16)
+    least = -_per_column(groups[..., 2 * PANEL : 4 * PANEL], torch.float16)
+    words = _steps(groups[..., 4 * PANEL :], 5, has_tiles=has_tiles)
+    nibbles = torch.stack((words[:, :, :4] & 15, words[:, :, :4] >> 4), dim=3).flatten(2)
+    fifth = torch.stack([words[:, :, 4] >> bit & 1 for bit in range(8)], dim=2).flatten(2)
+    levels = (nibbles + 16 * fifth).double()
+    values, size = levels * scale + least, (levels * scale).abs() + least.abs()
+    return values.flatten(1), size.flatten(1), scale.expand(-1, -1, 32).flatten(1)
+
+
+def _per_column(stored: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """[panels, groups, bytes] -> [columns, groups, 1]."""
-    numbers = stored.contiguous().view(torch.bfloat16)
+    numbers = stored.contiguous().view(dtype)
     return numbers.transpose(1, 2).flatten(0, 1).unsqueeze(-1).double()
 
 
@@ -237,11 +251,13 @@ _UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = 
     Format.F16: partial(_unpack_plain, dtype=torch.float16, width=1),
     Format.Q8: _unpack_q8,
     Format.Q4: _unpack_q4,
+    Format.Q5_1: _unpack_q5_1,
 }
 _UNPACK_TILES = _UNPACK | {
     Format.BF16: _unpack_bf16_tiles,
     Format.Q8: partial(_unpack_q8, has_tiles=True),
     Format.Q4: partial(_unpack_q4, has_tiles=True),
+    Format.Q5_1: partial(_unpack_q5_1, has_tiles=True),
 }
 
 

@@ -17,7 +17,7 @@ from remora.kernels.cpu.library import Activation, Epilogue, Format, Library, Te
 from remora.kernels.cpu.packing import PACKED, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena, buffer
-from tests.kernels.cpu.native.arithmetic import in_groups, quantise_q4
+from tests.kernels.cpu.native.arithmetic import in_groups, quantise_from_least
 from tests.kernels.cpu.products import (
     EPS,
     check_product,
@@ -184,16 +184,20 @@ def test_int8_weights_are_off_by_half_a_step_at_most(
     assert (unpacked.scale <= weight.abs().max() / 127 * (1 + 2**-8)).all()
 
 
+@pytest.mark.parametrize(
+    ("format", "top", "number"),
+    [(Format.Q4, 15, torch.bfloat16), (Format.Q5_1, 31, torch.float16)],
+)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
-def test_int4_weights_lose_at_most_what_rounding_within_the_full_range_loses(
-    team: Team, n: int, k: int, gated: bool
+def test_searched_weights_lose_at_most_what_rounding_within_the_full_range_loses(
+    team: Team, n: int, k: int, gated: bool, format: Format, top: int, number: torch.dtype
 ) -> None:
     weight = torch.randn(n, k)
 
-    unpacked = unpack(team, pack_alone(team, weight, None, Format.Q4, gated=gated))
+    unpacked = unpack(team, pack_alone(team, weight, None, format, gated=gated))
 
-    levels, scale, least = quantise_q4(weight)
+    levels, scale, least = quantise_from_least(weight, top, number)
     plain = (levels * scale[..., None] + least[..., None]).flatten(1)[:, :k]
     searched, in_full_range = (
         in_groups((each - weight).double().square(), 32).sum(2)
@@ -201,21 +205,22 @@ def test_int4_weights_lose_at_most_what_rounding_within_the_full_range_loses(
     )
     assert (searched <= in_full_range * (1 + 1e-4) + 1e-9).all()
     if k >= 32:
-        assert searched.sum() < 0.9 * in_full_range.sum()
+        assert searched.sum() < 0.93 * in_full_range.sum()
 
 
-def test_int4_weights_on_a_grid_stay(team: Team) -> None:
+@pytest.mark.parametrize(("format", "top"), [(Format.Q4, 15), (Format.Q5_1, 31)])
+def test_weights_on_a_grid_stay(team: Team, format: Format, top: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    levels = torch.randint(0, 16, (70, 96), generator=generator)
-    levels[:, ::32], levels[:, 1::32] = 0, 15
+    levels = torch.randint(0, top + 1, (70, 96), generator=generator)
+    levels[:, ::32], levels[:, 1::32] = 0, top
     weight = (levels - 6) * 2.0**-5
 
-    unpacked = unpack(team, pack_alone(team, weight, None, Format.Q4))
+    unpacked = unpack(team, pack_alone(team, weight, None, format))
 
     assert torch.equal(unpacked.values.float(), weight)
 
 
-@pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
+@pytest.mark.parametrize("format", [Format.Q8, Format.Q4, Format.Q5_1])
 def test_steps_are_taken_per_row_and_group(team: Team, format: Format) -> None:
     weight = torch.randn(70, 192)
     weight[5, :64] *= 1000
@@ -228,7 +233,7 @@ def test_steps_are_taken_per_row_and_group(team: Team, format: Format) -> None:
     assert (unpacked.scale[~other] > 1).all()
 
 
-@pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
+@pytest.mark.parametrize("format", [Format.Q8, Format.Q4, Format.Q5_1])
 def test_zero_weights_stay_zero(team: Team, format: Format) -> None:
     assert not unpack(team, pack_alone(team, torch.zeros(20, 70), None, format)).values.any()
 

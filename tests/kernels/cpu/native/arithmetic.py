@@ -119,12 +119,16 @@ def quantise_q8(w: Tensor) -> tuple[Tensor, Tensor, None]:
     return _levels(groups, scale, torch.zeros_like(scale), -127, 127), scale, None
 
 
-def quantise_q4(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return levels, scales and minima of weights in groups of 32, within their full range."""
+def quantise_from_least(w: Tensor, top: int, number: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels, scales and minima of weights in groups of 32, within their full range.
+
+    top:     the last level
+    number:  dtype of scales and minima
+    """
     groups = in_groups(w, 32)
-    least = groups.amin(2).bfloat16().float()
-    scale = ((groups.amax(2) - least) / 15).bfloat16().float()
-    return _levels(groups, scale, least, 0, 15), scale, least
+    least = groups.amin(2).to(number).float()
+    scale = ((groups.amax(2) - least) / top).to(number).float()
+    return _levels(groups, scale, least, 0, top), scale, least
 
 
 def _levels(groups: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:

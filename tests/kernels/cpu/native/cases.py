@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.kernels.cpu.native.arithmetic import (
     dot_grouped,
     fused,
     normalise,
-    quantise_q4,
+    quantise_from_least,
     quantise_q8,
     quantise_rows,
     separate,
@@ -35,6 +36,11 @@ from tests.kernels.cpu.test_attention import TOLERANCE
 from tests.kernels.cpu.test_sampling import ROUNDING, make_logits, make_rows, top_p_is_clear
 
 Values = Mapping[str, Tensor | int | float]
+# How weights are rounded in formats whose scales are searched.
+SEARCHED = {
+    Format.Q4: partial(quantise_from_least, top=15, number=torch.bfloat16),
+    Format.Q5_1: partial(quantise_from_least, top=31, number=torch.float16),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +112,8 @@ def _product(
     generator: torch.Generator,
 ) -> Values:
     weight, x = (torch.randn(size, k, generator=generator) for size in (n, rows))
-    if format is Format.Q4:  # on a grid, which the search for one finds again
-        levels, scale, least = quantise_q4(weight)
+    if format in SEARCHED:  # on a grid, which the search for one finds again
+        levels, scale, least = SEARCHED[format](weight)
         weight = (levels * scale[..., None] + least[..., None]).flatten(1)[:, :k].contiguous()
     start = torch.randn(rows, n, generator=generator)
     values: dict[str, Tensor | int | float] = {
@@ -140,8 +146,9 @@ def _multiplied(
     """Return x w^T of rounded values: its bits, exactly, and the bound of its error."""
     bits: Tensor | None
     if format.is_grouped:
-        size, quantise = (64, quantise_q8) if format is Format.Q8 else (32, quantise_q4)
-        rows, columns = quantise_rows(x, size, target.add), quantise(w)
+        size = 32 if format in SEARCHED else 64
+        rows = quantise_rows(x, size, target.add)
+        columns = SEARCHED[format](w) if format in SEARCHED else quantise_q8(w)
         bits = dot_grouped(rows, columns, target.add)
         x = (rows[0].double() * rows[1].double().unsqueeze(2)).flatten(1)
         w = columns[0].double() * columns[1].double().unsqueeze(2)
