@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 WORD_BITS = 32
+AT_ONCE = 1 << 20  # integers that are unpacked at a time, by numbers of 64 bits
+Unpack = Callable[[Tensor, int, int], Tensor]
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:
@@ -33,6 +37,10 @@ def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
         raise ValueError(f"words are {str(words.dtype).removeprefix('torch.')}; expected int32")
     if words.shape[-1] * WORD_BITS < count * bits:
         raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
+    return _by_rows(_from_stream, words, bits, count)
+
+
+def _from_stream(words: Tensor, bits: int, count: int) -> Tensor:
     octets = words.contiguous().view(torch.uint8)
     octets = torch.nn.functional.pad(octets, (0, -octets.shape[-1] % bits))
     lanes = octets.reshape(*octets.shape[:-1], -1, bits)  # eight integers in `bits` bytes
@@ -50,9 +58,24 @@ def unpack_spread(words: Tensor, bits: int, count: int) -> Tensor:
     each = WORD_BITS // bits
     if words.shape[-1] * each < count:
         raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
+    return _by_rows(_from_whole, words, bits, count)
+
+
+def _from_whole(words: Tensor, bits: int, count: int) -> Tensor:
+    each = WORD_BITS // bits
     shifts = torch.arange(0, each * bits, bits, dtype=torch.int32)
     values = words[..., None] >> shifts & (1 << bits) - 1
     return values.to(torch.uint8).flatten(-2)[..., :count]
+
+
+def _by_rows(unpack: Unpack, words: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack some rows at a time, so that only results are as large as a weight."""
+    rows = words.reshape(-1, words.shape[-1])
+    values = torch.empty(len(rows), count, dtype=torch.uint8)
+    step = max(1, AT_ONCE // max(count, 1))
+    for first in range(0, len(rows), step):
+        values[first : first + step] = unpack(rows[first : first + step], bits, count)
+    return values.view(*words.shape[:-1], count)
 
 
 def add_to_each(words: Tensor, bits: int) -> Tensor:

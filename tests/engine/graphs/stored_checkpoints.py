@@ -25,6 +25,7 @@ from tests.engine.weights.formats.writers import (
     Sample,
     Written,
     awq,
+    bnb_nf4,
     gptq,
     small,
 )
@@ -58,7 +59,11 @@ class Case:
 
 
 def _of(format: Format, sample: Sample) -> Case:
-    return Case(format, lambda path, to: quantise(path, to, small(sample, EXPONENT), LINEARS))
+    return _as_written(format, small(sample, EXPONENT))
+
+
+def _as_written(format: Format, sample: Sample) -> Case:
+    return Case(format, lambda path, to: quantise(path, to, sample, LINEARS))
 
 
 def _gptq(size: int, bits: int = 4, **settings: Any) -> dict[str, Any]:
@@ -74,6 +79,11 @@ def _mxfp4(outputs: int, inputs: int) -> Written:
     scales = torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
     octets = (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
     return {"weight_packed": octets, "weight_scale": exponents}, values * scales
+
+
+def _nf4(outputs: int, inputs: int) -> Written:
+    tensors, plain = bnb_nf4(outputs, inputs, is_nested=False)
+    return tensors | {"weight.absmax": tensors["weight.absmax"] / 8}, plain / 8
 
 
 def _of_blocks(type: str) -> Case:
@@ -132,17 +142,14 @@ CASES: Mapping[str, Case] = {
     "int4 of 32 with zeros": _of(Format.I4Z_32, SAMPLES["ct-packed-asymmetric"]),
     "int8 per output": _of(Format.I8_128, SAMPLES["ct-int8"]),
     "int8 of 32": _of(Format.Q8_0, SAMPLES["ct-packed-8-bits"]),
+    "int8 of 32 with zeros": _of(Format.I8Z_32, SAMPLES["gptq-8-bits"]),
     "int8 of 64": _of(
         Format.I8Z_64, Sample(_gptq(64, 8), lambda o, i: gptq(o, i, size=64, bits=8))
     ),
     "float8 per tensor": _of(Format.F8, SAMPLES["fp8-tensor"]),
     "float8 per output": _of(Format.F8, SAMPLES["ct-float8"]),
     "float8 in blocks": _of(Format.F8, BLOCKS),
-    "mxfp4": Case(
-        Format.MXFP4,
-        lambda path, to: quantise(
-            path, to, Sample({"quant_method": "compressed-tensors"}, _mxfp4), LINEARS
-        ),
-    ),
+    "mxfp4": _as_written(Format.MXFP4, Sample({"quant_method": "compressed-tensors"}, _mxfp4)),
+    "nf4": _as_written(Format.T4, Sample({"quant_method": "bitsandbytes"}, _nf4)),
     **{type: _of_blocks(type) for type in BLOCK_TYPES},
 }

@@ -104,6 +104,29 @@ found["layer"] = sum(size for name, size in shapes.items() if ".layers.0." in na
 print(json.dumps(found))
 """
 
+# Unpacks a weight as the head of a large vocabulary is: 64 M integers, a byte each.
+UNPACKED = """
+import json
+from pathlib import Path
+import torch
+from remora.engine.weights.formats.bits import unpack_bits, unpack_spread
+
+def memory(entry):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(entry + ":"))
+
+torch.set_num_threads(1)
+words = torch.zeros(2**16, 2**7, dtype=torch.int32)
+found = []
+for unpack in (unpack_bits, unpack_spread):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    values = unpack(words, 4, 2**10)
+    found.append([memory("VmHWM") - before, values.nbytes])
+    del values
+print(json.dumps(found))
+"""
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -156,3 +179,10 @@ def test_a_model_that_is_packed_as_it_loads_never_lies_there_twice(
     assert found["none"] <= plain + layer + SLACK, found
     # int8 has a scale for 64 values; the table stays as it is.
     assert found["int8"] <= table + (plain - table) * (1 + 2 / 64) / 2 + layer + SLACK, found
+
+
+def test_integers_are_unpacked_with_little_more_memory_than_they_take() -> None:
+    done = subprocess.run([sys.executable, "-c", UNPACKED], check=True, stdout=subprocess.PIPE)
+
+    for growth, held in json.loads(done.stdout):
+        assert 0.9 * held < growth <= held + SLACK

@@ -1,0 +1,247 @@
+"""Measure the anonymous memory of loading quantised checkpoints for native products.
+
+    python tests/benchmarks/quantise/loading.py [--only int4] [--layers 28]
+
+Writes random models of Qwen3-0.6B's shape in several formats, builds each one's step program in a
+fresh process as the engine does, and prints a row for each. A thread samples RssAnon: growth is its
+peak less what it was before. Mapped files are not anonymous. KV memory is a few pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
+
+from remora.configs.environment import cache_dir
+from remora.configs.facts import MachineFacts
+from remora.configs.load import parse_args
+from remora.configs.planning.plan import make_plan
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.facts import read_model_facts
+from remora.engine.models.load import open_model
+from remora.engine.runner.forward import build_forward
+from remora.engine.runner.inputs import InputBatch
+from remora.engine.weights.loader import whole_shapes
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 1024, 3072, 16, 8, 128, 151_936
+MODEL: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 2048,
+    "dtype": "bfloat16",
+}
+SLACK, FACTOR = 300e6, 1.2  # allowed on top of the weights, and times them
+PAUSE_S = 0.002
+MB = 1e6
+Write = Callable[[str, tuple[int, ...]], dict[str, Tensor]]
+
+
+def int4(name: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """Write codes packed by compressed-tensors, in groups of 128."""
+    outputs, inputs = shape
+    module = name.removesuffix(".weight")
+    return {
+        f"{module}.weight_packed": torch.randint(-(2**31), 2**31, (outputs, inputs // 8)).int(),
+        f"{module}.weight_scale": torch.rand(outputs, inputs // 128).bfloat16() * 0.01 + 0.001,
+        f"{module}.weight_shape": torch.tensor(shape),
+    }
+
+
+def float8(name: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """Write blocks of 128 x 128."""
+    outputs, inputs = shape
+    scales = torch.rand(-(-outputs // 128), -(-inputs // 128)) * 0.01 + 0.001
+    return {name: torch.randn(shape).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
+
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+SETTINGS: Mapping[str, tuple[Mapping[str, Any], Write]] = {
+    "int4, groups of 128": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+        },
+        int4,
+    ),
+    "float8 in blocks": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, float8),
+}
+CASES = (
+    *((name, tied) for name in SETTINGS for tied in (True, False)),
+    *((name, tied) for name in ("Q4_0", "Q8_0") for tied in (True, False)),
+)
+
+
+def main() -> None:
+    """Measure every case and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--only", default="", help="of the formats those whose name has this")
+    parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.load:
+        sys.stdout.write(json.dumps(load(options.load)))
+        return
+    lines = [
+        "| weights of layers | head | file MB | held MB | growth MB | allowed MB | growth / held |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, tied in (case for case in CASES if options.only in case[0]):
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder), name, tied, options.layers)
+            size = sum(file.stat().st_size for file in Path(folder).iterdir())
+            held, growth = measured(path)
+        head = "the embedding" if tied else "quantised"
+        lines.append(
+            f"| {name} | {head} | {size / MB:.0f} | {held / MB:.0f} | {growth / MB:.0f} | "
+            f"{(FACTOR * held + SLACK) / MB:.0f} | {growth / held:.3f} |"
+        )
+        sys.stderr.write(lines[-1] + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def measured(path: Path) -> tuple[int, int]:
+    """Load in a fresh process; return bytes of the weights as held, and growth."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--load", str(path)], check=True, stdout=subprocess.PIPE
+    )
+    held, growth = json.loads(done.stdout)
+    return held, growth
+
+
+def write(folder: Path, name: str, tied: bool, num_layers: int) -> Path:
+    """Write a random model; return its path."""
+    config = {**MODEL, "num_hidden_layers": num_layers, "tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = DecoderModel(read_config(folder), dtype=torch.bfloat16, device="meta")
+    shapes = whole_shapes(model.tensors())
+    if name not in SETTINGS:
+        return write_gguf(folder / "model.gguf", name, shapes, num_layers)
+    settings, quantised = SETTINGS[name]
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    tensors: dict[str, Tensor] = {}
+    for tensor, shape in shapes.items():
+        is_plain = len(shape) < 2 or "embed_tokens" in tensor
+        tensors |= {tensor: values(shape)} if is_plain else quantised(tensor, shape)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def values(shape: tuple[int, ...]) -> Tensor:
+    """Return random numbers; rows repeat, which no reader minds."""
+    some = torch.randn(min(shape[0], 256), *shape[1:]).mul_(0.02).bfloat16()
+    times = [-(-shape[0] // len(some))] + [1] * (len(shape) - 1)
+    return some.repeat(times)[: shape[0]].contiguous()
+
+
+def write_gguf(
+    file: Path, kind: str, shapes: Mapping[str, tuple[int, ...]], num_layers: int
+) -> Path:
+    """Write a GGUF file, the embedding in the same type; norms are float32."""
+    writer = gguf.GGUFWriter(file, "qwen3")
+    writer.add_block_count(num_layers)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-6)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, num_layers)
+    for name, shape in shapes.items():
+        stored = gguf.GGMLQuantizationType[kind if len(shape) == 2 else "F32"]
+        some = values((min(shape[0], 256), *shape[1:])).float().numpy()
+        rows = torch.from_numpy(gguf.quantize(some, stored))
+        times = [-(-shape[0] // len(rows))] + [1] * (len(shape) - 1)
+        data = rows.repeat(times)[: shape[0]].contiguous().numpy()
+        short = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(short, data, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def load(path: Path) -> tuple[int, int]:
+    """Build the step program; return the bytes of weights as held, and the growth of RssAnon."""
+    machine = MachineFacts(
+        num_cores=2,
+        total_bytes=2**40,
+        available_bytes=2**40,
+        cpu_name="any",
+        cpu_features=(),
+        devices=("cpu",),
+    )
+    engine = {"kv_tokens": 256, "cpu_kernels": "native", "max_running_requests": 1}
+    config = parse_args({"model": {"path": str(path)}, "engine": {**engine, "max_step_tokens": 64}})
+    plan = make_plan(config, read_model_facts(path), machine, path)
+    table = InputBatch(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    with (
+        Peak() as peak,
+        open_model(
+            path, dtype=torch.bfloat16, load_format="auto", device="cpu", show_progress=False
+        ) as (model, fill),
+    ):
+        built = build_forward(model, plan, table, cache_dir() / "kernels", fill=fill)
+        held = built.step_weight_bytes + model.embedding.weight.nbytes
+    built.forward.close()
+    return held, peak.growth
+
+
+class Peak:
+    """The growth of this process's RssAnon, by a thread that samples it."""
+
+    growth = 0
+
+    def __enter__(self) -> Peak:
+        """Begin to sample."""
+        self._before = rss_anon()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._is_over.is_set():
+            self.growth = max(self.growth, rss_anon() - self._before)
+            time.sleep(PAUSE_S)
+
+
+def rss_anon() -> int:
+    """Return the bytes of this process that no file is behind."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this kernel does not tell RssAnon")
+
+
+if __name__ == "__main__":
+    main()
