@@ -135,20 +135,22 @@ class Columns {
   };
 
   // The grid with the least squared error of those of the full range, and of narrower ranges with
-  // scale and least fitted to the levels that each gives.
+  // scale and least fitted to the levels that each gives. Five bits try four bits' levels, too:
+  // many models were made from 4-bit weights, which these find again.
   Grid best() const {
     const vf least = rounded(least_);
     Grid found(rounded((most_ - least) / (float)TOP), least);
     vf lowest = error(found);
-    const vf middle = (least_ + most_) / 2.0f;
-    for (int step = 0; step < STEPS; step++) {
-      const vf half = (most_ - least_) / 2.0f * (1.0f - SHRINKING * (float)step);
-      const Grid tried = fitted(Grid(half * 2.0f / (float)TOP, middle - half));
+    const auto attempt = [&](float share, int top) {
+      const vf middle = (least_ + most_) / 2.0f, half = (most_ - least_) / 2.0f * share;
+      const Grid tried = fitted(Grid(half * 2.0f / (float)top, middle - half));
       const vf lost = error(tried);
       const vi is_better = lost < lowest;  // false for NaN, which stays in the first grid
       lowest = is_better ? lost : lowest;
       found = Grid(is_better ? tried.scale : found.scale, is_better ? tried.least : found.least);
-    }
+    };
+    for (int step = 0; step < STEPS; step++) attempt(1.0f - SHRINKING * (float)step, TOP);
+    if constexpr (FORMAT == Q5_1) attempt(1.0f, 15);
     return found;
   }
 
