@@ -7,6 +7,7 @@
 #include "buffer.h"
 #include "division.h"
 #include "dot.h"
+#include "few_rows.h"
 #include "tile_low_rank.h"
 #include "tile_widened.h"
 
@@ -247,9 +248,8 @@ void multiply_bf16(const Weight& weight, const Finish& finish, int first) {
   }
 }
 
-// Sums of BLOCKS blocks of rows, of which the first MR rows count, with four or two vectors of columns:
-// four tiles. The sums of one group are added while tiles multiply the next one.
-template <class Group, int BLOCKS, int MR>
+// Sums of BLOCKS blocks of rows with four or two vectors of columns: four tiles. The sums of one group are added while tiles multiply the next one.
+template <class Group, int BLOCKS>
 class GroupedProduct {
  public:
   static constexpr int VECTORS = 4 / BLOCKS;
@@ -312,7 +312,7 @@ class GroupedProduct {
         Group::block_of(panel_, group), group % Group::GROUPS, column);
     const float* scales = rows_.scales(block_ + block, group);
     float* sums = sums_ + block * TILE_SIDE * PANEL + column;
-    UNROLL for (int r = 0; r < MR; r++, sums += PANEL) {
+    UNROLL for (int r = 0; r < TILE_SIDE; r++, sums += PANEL) {
       const vf dot = to_float(load<vi>(dots_[tile][r]));
       const vf product = of_columns.scaled(dot, scales[TILE_SIDE + r]);
       store(sums, fma(product, splat(scales[r]), load<vf>(sums)));
@@ -331,21 +331,24 @@ template <class Group>
 void add_groups(const char* w, float* sums) {
   const PackedRows& rows = scratch.rows;
   const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
+  if (num_rows <= FEW_ROWS)
+    return with_rows<FEW_ROWS>(num_rows, [&](auto count) {
+      const char* x = rows.tiles(0);
+      for (int group = 0; group < rows.num_tiles(); group++, x += rows.tile_step(0)) {
+        const float* scales = rows.scales(0, group);
+        add_few_rows<Group, decltype(count)::value>(w, group, {x, scales, scales + TILE_SIDE}, sums);
+      }
+    });
   TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
   Prefetch ahead{Group::block_of(w, rows.num_tiles()),
                  ceil_div(Group::BYTES / Group::GROUPS / 64, num_blocks)};
   for (int vector = 0; vector < PANEL_VECTORS; vector += 2)
     for (int block = 0; block + 1 < num_blocks; block += 2)
-      GroupedProduct<Group, 2, 16>(w, rows, block, vector, sums + block * BLOCK_SUMS).run(ahead);
+      GroupedProduct<Group, 2>(w, rows, block, vector, sums + block * BLOCK_SUMS).run(ahead);
   if (const int block = num_blocks - 1; block % 2 == 0) {
     float* last = sums + block * BLOCK_SUMS;
-    if (num_rows == 1)
-      GroupedProduct<Group, 1, 1>(w, rows, block, 0, last).run(ahead);
-    else if (num_rows <= 4)
-      GroupedProduct<Group, 1, 4>(w, rows, block, 0, last).run(ahead);
-    else
-      GroupedProduct<Group, 1, 16>(w, rows, block, 0, last).run(ahead);
+    GroupedProduct<Group, 1>(w, rows, block, 0, last).run(ahead);
   }
 }
 
