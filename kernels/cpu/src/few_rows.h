@@ -15,7 +15,7 @@ constexpr int FEW_ROWS = 4;
 // Bytes between codes and their prefetch into the first-level cache.
 constexpr int CODES_AHEAD = 2048;
 
-// A group's codes as u8, and the one that stands for zero. Whole bytes are stored as s8.
+// A group's codes as u8, and the code of zero. Whole bytes are stored as s8.
 template <class Codes>
 struct Unsigned {
   static constexpr bool IS_SIGNED = Codes::STEPS == 1 && Codes::ZERO == 0;
