@@ -241,6 +241,11 @@ class Float4Weight(WeightKind):
         """The shape [*E, O, I]."""
         return (*self.values.shape[:-1], self.values.shape[-1] * 2)
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of values, and one for each scale: an exponent or an 8-bit float."""
+        return self.values.nbytes + self.scales.numel()
+
     def rows(self, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
         table = torch.tensor((*E2M1, *(-value for value in E2M1)))
