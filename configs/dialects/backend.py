@@ -26,10 +26,9 @@ from remora.configs.dialects.rules import (
 )
 from remora.configs.dialects.shared_rules import (
     COMPILE,
-    FP8,
     REASONING,
+    ROUNDED,
     TOOLS,
-    WEIGHT_ONLY,
     memory_share,
     only_with,
 )
@@ -197,8 +196,7 @@ RULES: Mapping[str, Rule] = {
         key="model.quantization",
         table={"float16": "none", "w4": "int4_pure", "float8": "fp8"},
         strict=True,
-        how=f"float16 = not quantised. {WEIGHT_ONLY}",
-        hows={"float8": FP8},
+        hows={"w4": ROUNDED["int4_pure"], "float8": ROUNDED["fp8"]},
     ),
     "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
     "optimisations.attention_caching.type": _only(

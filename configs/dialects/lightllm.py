@@ -22,6 +22,7 @@ from remora.configs.dialects.rules import (
 from remora.configs.dialects.shared_rules import (
     DTYPE,
     REASONING,
+    ROUNDED,
     TOOLS,
     TRUST_CODE,
     WEIGHT_ONLY,
@@ -42,12 +43,12 @@ _KV_MODES = {
 }
 
 
+_GROUPS = (32, 64, 128, 256)
 _QUANTISATION = {
     "none": "none",
-    "ao-int8wo": "int8",
-    "vllm-w8a8": "int8",
-    **dict.fromkeys((f"ao-int4wo-{group}" for group in (32, 64, 128, 256)), "int4_pure"),
-    "ao-int4wo-[32,64,128,256]": "int4_pure",
+    **dict.fromkeys(("ao-int8wo", "ao-w8a16", "ao-w8a8", "vllm-w8a8"), "int8"),
+    **dict.fromkeys((f"ao-int4wo-{group}" for group in _GROUPS), "int4_pure"),
+    **dict.fromkeys((f"ao-w4a16-{group}" for group in _GROUPS), "int4_pure"),
     "ppl-w4a16-128": "int4_pure",
     "ao-fp8w8a16": "fp8",
     "vllm-fp8w8a8": "fp8",
@@ -55,14 +56,15 @@ _QUANTISATION = {
 _STORED = ("vllm-fp8w8a8-b128", "triton-fp8w8a8-block128")
 
 
-def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
+def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     if value in _STORED:
         raise Refusal(
             "a checkpoint in float8 blocks is recognised: leave it out; others are not rounded to "
             "blocks, and vllm-fp8w8a8 rounds to float8 per output"
         )
     if value in _QUANTISATION:
-        return {"model.quantization": _QUANTISATION[value]}
+        wanted = _QUANTISATION[value]
+        return Effect({"model.quantization": wanted}, ROUNDED[wanted])
     raise Refusal(f"not offered: weights of 6 bits; use one of {', '.join(_QUANTISATION)}")
 
 

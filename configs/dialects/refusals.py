@@ -17,8 +17,10 @@ _TIERS = not_yet("KV cache tiers beyond the device's memory", "engine.kv_memory 
 _MULTIMODAL = not_yet("images, video and audio")
 _RECURRENT = not_yet("models with recurrent state")
 _QUANTISED = not_yet(
-    "other formats for single layers", "model.quantization quantises weights on a CPU"
+    "formats by layer and part",
+    "model.quantization has one rule for all layers, and int4 mixes 4, 5 and 8 bits by part",
 )
+_FP4_EXPERTS = NoEffect("experts in 4 bits are multiplied in one way; activations are never 4 bits")
 _MODELOPT = Refused(
     "weights are not calibrated at start-up; export a ModelOpt checkpoint (FP8 or NVFP4) first"
 )
@@ -39,8 +41,8 @@ REFUSALS: Mapping[str, Rule] = {
         "experts always use Triton's kernels on a GPU, native ones on a CPU; same outputs"
     ),
     "moe.shared_expert_fusion": NoEffect("shared experts run separately; same outputs"),
-    "moe.fp4_allgather": NoEffect("4-bit experts are dequantised while they load"),
-    "moe.mxfp4_precision": NoEffect("4-bit experts are dequantised while they load"),
+    "moe.fp4_allgather": _FP4_EXPERTS,
+    "moe.mxfp4_precision": _FP4_EXPERTS,
     "deprecated.": Refused("deprecated, and there is one implementation of experts; leave it out"),
     "parallel.ep_size": Refused("not yet: expert parallelism", off=(1,)),
     "parallel.ffn_disaggregate": _DISAGGREGATED,

@@ -162,7 +162,8 @@ RULES: Mapping[str, Rule] = {
     "--kv-cache-dtype": Sets(
         key="engine.kv_dtype",
         hows={
-            "auto": "8 bits also if a compressed-tensors checkpoint declares them for K and V",
+            "auto": "8 bits also if a checkpoint of compressed-tensors or ModelOpt declares them "
+            "for K and V",
             "fp8_e4m3": _NO_KV_SCALES,
             "fp8_e5m2": _KV_SCALES,
         },

@@ -17,7 +17,7 @@ from remora.configs.dialects.rules import (
     Settings,
     never,
 )
-from remora.configs.dialects.shared_rules import WEIGHT_ONLY, only_with
+from remora.configs.dialects.shared_rules import ROUNDED, WEIGHT_ONLY, only_with
 
 ATTENTION = {
     "triton": "triton",
@@ -270,18 +270,25 @@ def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Setti
 PHASE = Means(keys=("engine.attention_backend",), reads=_of_phase, writes=never)
 
 
-def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+_TORCHAO = {
+    **dict.fromkeys(("int8wo", "int8dq"), "int8"),
+    **dict.fromkeys((f"int4wo-{group}" for group in (32, 64, 128, 256)), "int4_pure"),
+    **dict.fromkeys(("fp8wo", "fp8dq-per_row"), "fp8"),
+}
+
+
+def _of_torchao(value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
     if not value:
         return Harmless("weights are not quantised")
-    if value == "int8wo":
-        return {"model.quantization": "int8"}
-    if str(value).startswith("int4wo"):
-        return {"model.quantization": "int4_pure"}
-    if value == "int8dq":
-        return {"model.quantization": "int8"}
-    if value in ("fp8wo", "fp8dq-per_row"):
-        return {"model.quantization": "fp8"}
-    raise Refusal("not offered; use int8wo, int8dq, int4wo-32, fp8wo or fp8dq-per_row")
+    if value in _TORCHAO:
+        wanted = _TORCHAO[value]
+        return Effect({"model.quantization": wanted}, ROUNDED[wanted])
+    if value == "fp8dq-per_tensor":
+        raise Refusal(
+            "not offered: one scale for the activations of a step makes a row depend on others; "
+            "fp8dq-per_row has one for each"
+        )
+    raise Refusal(f"expected one of {', '.join(_TORCHAO)}")
 
 
 def _to_torchao(settings: Settings) -> Any:

@@ -22,8 +22,14 @@ COMPILE = Sets(
     key="engine.compile",
     how="compiles decode steps of torch operations; native CPU kernels need no compilation",
 )
-WEIGHT_ONLY = "weights are quantised in groups of 64 (int8) or 32 (int4); int4 on a CPU only"
 FP8 = "a scale for each output, and for each row of activations; on a GPU only"
+ROUNDED: Mapping[str, str] = {
+    "none": "",
+    "int8": "groups of 64 inputs, and the head too, on a CPU; a scale for each output on a GPU",
+    "int4_pure": "groups of 32 inputs; the head in int8; on a CPU only",
+    "fp8": FP8,
+}
+WEIGHT_ONLY = f"int8: {ROUNDED['int8']}; int4: {ROUNDED['int4_pure']}; float8: {FP8}"
 DTYPE = Sets(
     key="model.dtype",
     table={

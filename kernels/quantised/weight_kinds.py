@@ -91,11 +91,17 @@ class IntWeight(WeightKind):
     def __post_init__(self) -> None:
         """Raise ValueError unless the tensors fit together."""
         _check_codes(self.codes, torch.uint8, torch.int8)
+        if self.codes.dtype == torch.int8 and self.bits < 8 and self.codes.numel():
+            least, most = (int(edge) for edge in self.codes.aminmax())
+            if least < -(1 << self.bits - 1) or most >= 1 << self.bits - 1:
+                raise ValueError(f"numbers of {self.bits} bits lie in [{least}, {most}]")
         _check_scales(self.scales, (self.codes.shape[0], self.scales.shape[-1]))
         if self.zeros is not None and self.zeros.shape != self.scales.shape:
             raise ValueError(
                 f"zeros are {list(self.zeros.shape)}, scales {list(self.scales.shape)}"
             )
+        if self.zeros is not None and self.zeros.is_floating_point():
+            raise ValueError(f"zeros are {str(self.zeros.dtype).removeprefix('torch.')}s")
         if self.groups.shape != (self.codes.shape[1],):
             raise ValueError(
                 f"groups are {list(self.groups.shape)} of {self.codes.shape[1]} inputs"
@@ -234,6 +240,11 @@ class Float4Weight(WeightKind):
     def shape(self) -> tuple[int, ...]:
         """The shape [*E, O, I]."""
         return (*self.values.shape[:-1], self.values.shape[-1] * 2)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of values, and one for each scale: an exponent or an 8-bit float."""
+        return self.values.nbytes + self.scales.numel()
 
     def rows(self, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""

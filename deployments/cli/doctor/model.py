@@ -101,8 +101,9 @@ def _kernels(plan: EnginePlan, own: object) -> Finding:
 def _memory(plan: EnginePlan, facts: ModelFacts) -> Iterator[Finding]:
     found = report(plan, facts, is_native=False)
     of_rank = f" of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
+    in_what = "" if plan.stored else f" in {plan.rounding or plan.dtype}"
     text = (
-        f"{human_bytes(found.weight_bytes)} of weights in {plan.rounding or plan.dtype}{of_rank}; "
+        f"{human_bytes(found.weight_bytes)} of weights{in_what}{of_rank}; "
         f"{human_bytes(found.kv_token_bytes)} of KV cache per token; see `remora plan` for details"
     )
     yield Finding(Level.OK, "memory", text)

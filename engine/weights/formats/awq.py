@@ -15,7 +15,14 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.formats.bits import unpack_bits
-from remora.engine.weights.formats.stored import Format, Inventory, Parts, Settings, StoredWeight
+from remora.engine.weights.formats.stored import (
+    Format,
+    Inventory,
+    Parts,
+    Settings,
+    StoredWeight,
+    whole,
+)
 from remora.kernels.quantised.int4 import AWQ_ORDER
 from remora.kernels.quantised.weight_kinds import IntWeight
 
@@ -55,13 +62,13 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
             key: inventory.part(module, f".{key}", of="qweight")
             for key in ("qweight", "qzeros", "scales")
         }
-        rows, columns = inventory.shapes[parts["qweight"]]
+        rows, columns = inventory.matrix(parts["qweight"])
         outputs, inputs = (rows, columns * NIBBLES) if is_gemv else (columns * NIBBLES, rows)
         size = group_size(settings, inputs)
         groups = -(-inputs // size)
         why = f"for groups of {size} of {inputs} inputs and {outputs} outputs"
         if is_gemv:  # rows are padded
-            width = inventory.shapes[parts["qzeros"]][-1]
+            width = inventory.matrix(parts["qzeros"])[1]
             if width * NIBBLES < groups:
                 raise inventory.unfit(parts["qzeros"], f"{groups} zeros a row", why)
             inventory.expect(parts["qzeros"], (outputs, width), why=why)
@@ -80,8 +87,8 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
 
 def group_size(settings: Settings, inputs: int) -> int:
     """Return the inputs of a group; -1 in settings = all."""
-    size = settings.get("group_size", 128)
-    return inputs if size in (-1, None) else int(size)
+    size = whole(settings, "group_size", inputs if "group_size" in settings else 128, least=-1)
+    return inputs if size == -1 else size
 
 
 def _gemm(parts: Parts, *, size: int) -> IntWeight:

@@ -33,8 +33,7 @@ def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
     count:  integers in a row
     Returns [..., count] uint8. Raises ValueError if the words are none or too few.
     """
-    if words.dtype != torch.int32:
-        raise ValueError(f"words are {str(words.dtype).removeprefix('torch.')}; expected int32")
+    _check_words(words)
     if words.shape[-1] * WORD_BITS < count * bits:
         raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
     return _by_rows(_from_stream, words, bits, count)
@@ -55,6 +54,7 @@ def _from_stream(words: Tensor, bits: int, count: int) -> Tensor:
 
 def unpack_spread(words: Tensor, bits: int, count: int) -> Tensor:
     """Unpack words that hold whole integers only; the highest bits of a word may be unused."""
+    _check_words(words)
     each = WORD_BITS // bits
     if words.shape[-1] * each < count:
         raise ValueError(f"{words.shape[-1]} words do not hold {count} numbers of {bits} bits")
@@ -66,6 +66,11 @@ def _from_whole(words: Tensor, bits: int, count: int) -> Tensor:
     shifts = torch.arange(0, each * bits, bits, dtype=torch.int32)
     values = words[..., None] >> shifts & (1 << bits) - 1
     return values.to(torch.uint8).flatten(-2)[..., :count]
+
+
+def _check_words(words: Tensor) -> None:
+    if words.dtype != torch.int32:
+        raise ValueError(f"words are {str(words.dtype).removeprefix('torch.')}; expected int32")
 
 
 def _by_rows(unpack: Unpack, words: Tensor, bits: int, count: int) -> Tensor:

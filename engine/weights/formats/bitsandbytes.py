@@ -31,7 +31,7 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
         yield _four_bits(name, match["kind"], _state(match[0], read[match[0]]), inventory)
     for module in inventory.having(".SCB"):
         name = inventory.part(module, ".weight", of="SCB")
-        outputs = inventory.shapes[name][0]
+        outputs, _ = inventory.matrix(name)
         inventory.expect(f"{module}.SCB", (outputs,), why="for each output")
         parts = {"codes": name, "scales": f"{module}.SCB"}
         if f"{module}.weight_format" in inventory.shapes:

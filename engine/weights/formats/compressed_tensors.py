@@ -25,6 +25,7 @@ from remora.engine.weights.formats.stored import (
     Settings,
     StoredWeight,
     matches,
+    whole,
 )
 from remora.kernels.quantised.weight_kinds import Float4Weight, IntWeight
 
@@ -63,6 +64,7 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
         if f"{module}{SHAPE}" not in inventory.shapes:
             yield _float4(module, _weights_of(settings, module), inventory)
             continue
+        inventory.expect(f"{module}{SHAPE}", (2,), why="for outputs and inputs")
         outputs, inputs = (int(number) for number in sizes[f"{module}{SHAPE}"])
         yield _packed(module, (outputs, inputs), _weights_of(settings, module), inventory)
     for module in inventory.having(SCALE):
@@ -93,12 +95,12 @@ def _packed(
     module: str, shape: tuple[int, int], weights: Mapping[str, Any], inventory: Inventory
 ) -> StoredWeight:
     outputs, inputs = shape
-    bits = int(weights.get("num_bits") or 4)
+    bits = whole(weights, "num_bits", 4)
     if not 1 <= bits <= 8:
         raise ConfigError(
             f"config.json: {NAME} with num_bits {bits} for {module}; known are 1 to 8."
         )
-    words = inventory.shapes[module + PACKED][-1]
+    words = inventory.matrix(module + PACKED)[1]
     dense, spread = -(-inputs * bits // WORD_BITS), -(-inputs // (WORD_BITS // bits))
     why = f"for {outputs} x {inputs} weights of {bits} bits"
     inventory.expect(module + PACKED, (outputs, dense), (outputs, spread), why=why)
@@ -147,7 +149,7 @@ def _group_size(
 ) -> int:
     """Return the inputs of a group, by the settings. Raises ConfigError if scales do not fit."""
     outputs, inputs = shape
-    size = int(weights.get("group_size") or -1)
+    size = whole(weights, "group_size", -1, least=-1)
     groups = 1 if size == -1 else -(-inputs // size)
     allowed = [(outputs, groups), *([(outputs,), (outputs, 1)] if groups == 1 else [])]
     why = f"for groups of {size} of {inputs} inputs" if size != -1 else "for each output"
@@ -159,18 +161,19 @@ def _plain(module: str, weights: Mapping[str, Any], inventory: Inventory) -> Sto
     """Return a weight of a byte for each number: an integer or an 8-bit float, by the settings."""
     name, scale = module + WEIGHT, module + SCALE
     shape = inventory.shapes[name]
-    size = weights.get("group_size") or -1
+    size = whole(weights, "group_size", -1, least=-1)
     if weights.get("type") == "float":
         block = weights.get("block_structure")
         if weights.get("strategy") == "group":
             block = (1, size)
         return scaled(inventory, name, scale, tuple(block) if block else None)
+    shape = inventory.matrix(name)
     if weights.get("strategy") == "tensor":
         inventory.expect(scale, (), (1,), (1, 1), why="for the tensor")
         size = shape[1]
     else:
         size = _group_size(module, shape, weights, inventory)
-    bits = int(weights.get("num_bits") or 8)
+    bits = whole(weights, "num_bits", 8)
     parts = {"codes": name, "scales": scale}
     if module + ZERO in inventory.shapes:
         parts["zeros"] = module + ZERO
@@ -198,13 +201,14 @@ def _decode_bytes(parts: Parts, *, bits: int, size: int) -> IntWeight:
 
 
 def _float4(module: str, weights: Mapping[str, Any], inventory: Inventory) -> StoredWeight:
-    outputs, half = inventory.shapes[module + PACKED]
+    outputs, half = inventory.matrix(module + PACKED)
     divisor = f"{module}.weight_global_scale"
-    size = int(weights.get("group_size") or (16 if divisor in inventory.shapes else 32))
+    size = whole(weights, "group_size", 16 if divisor in inventory.shapes else 32)
     parts = {"values": module + PACKED, "scales": module + SCALE}
     why = f"for groups of {size} of {2 * half} inputs"
     inventory.expect(module + SCALE, (outputs, -(-2 * half // size)), why=why)
     if divisor in inventory.shapes:
+        inventory.expect(divisor, (), (1,), why="for the tensor")
         parts["divisor"] = divisor
     return StoredWeight(
         name=module + WEIGHT,

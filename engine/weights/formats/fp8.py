@@ -51,6 +51,8 @@ def scaled(inventory: Inventory, name: str, scale: str, block: Block | None) -> 
     Raises ConfigError if the scales' shape fits no such division.
     """
     shape, found = inventory.shapes[name], inventory.shapes[scale]
+    if len(shape) < 2:
+        raise inventory.unfit(name, "two dimensions", f"for a weight that has {scale}")
     *leading, outputs, inputs = shape
     whole, rows = (*leading, 1, 1), (*leading, outputs, 1)
     columns = (*leading, 1, inputs)

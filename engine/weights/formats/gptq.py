@@ -52,13 +52,13 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
         }
         if f"{module}.g_idx" in inventory.shapes:
             parts["g_idx"] = f"{module}.g_idx"
-        words, outputs = inventory.shapes[parts["qweight"]]
-        bits = inventory.shapes[parts["qzeros"]][-1] * WORD_BITS // outputs
+        words, outputs = inventory.matrix(parts["qweight"])
+        bits = inventory.matrix(parts["qzeros"])[1] * WORD_BITS // max(outputs, 1)
         if bits not in KNOWN_BITS:
             known = ", ".join(map(str, KNOWN_BITS))
             raise inventory.unfit(parts["qzeros"], f"zeros of {known} bits", "for each output")
         inputs = words * WORD_BITS // bits
-        size = _group_size(settings, inputs, inventory.shapes[parts["scales"]][0])
+        size = _group_size(settings, inputs, inventory.matrix(parts["scales"])[0])
         shape = (-(-inputs // size), outputs)
         why = f"for groups of {size} of {inputs} inputs and {outputs} outputs"
         inventory.expect(parts["scales"], shape, why=why)

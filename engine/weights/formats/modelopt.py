@@ -40,7 +40,7 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
         if name + FACTOR not in inventory.shapes:
             yield scaled(inventory, name, name + SCALE, None)
             continue
-        outputs, half = inventory.shapes[name]
+        outputs, half = inventory.matrix(name)
         why = f"for groups of {GROUP} of {2 * half} inputs"
         inventory.expect(name + SCALE, (outputs, 2 * half // GROUP), why=why)
         inventory.expect(name + FACTOR, (), (1,), why="for the tensor")

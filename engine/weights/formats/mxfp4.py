@@ -20,6 +20,8 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
     """Yield a weight for each tensor of blocks."""
     for name in inventory.having(BLOCKS):
         scales = inventory.part(name, SCALES, of=BLOCKS)
+        if len(inventory.shapes[name + BLOCKS]) < 3:
+            raise inventory.unfit(name + BLOCKS, "[..., O, groups, bytes]", "for blocks")
         *leading, groups, half = inventory.shapes[name + BLOCKS]
         inventory.expect(scales, (*leading, groups), why="an exponent for each block")
         *experts, outputs = leading

@@ -83,6 +83,13 @@ class Inventory:
             )
         return prefix + ending
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Return the shape of a tensor. Raises ConfigError unless it has two dimensions."""
+        shape = self.shapes[name]
+        if len(shape) != 2:
+            raise self.unfit(name, "two dimensions", "for a matrix")
+        return shape[0], shape[1]
+
     def expect(self, name: str, *shapes: tuple[int, ...], why: str) -> None:
         """Raise ConfigError unless a tensor has one of these shapes."""
         if self.shapes[name] not in shapes:
@@ -96,6 +103,20 @@ class Inventory:
     def read(self, names: Collection[str]) -> dict[str, Tensor]:
         """Read small tensors that say what others are."""
         return dict(self._source.read(names)) if names else {}
+
+
+def whole(settings: Settings, key: str, default: int, *, least: int = 1) -> int:
+    """Return a setting that is a whole number. Raises ConfigError for other values.
+
+    default:  for a setting that is missing or null
+    least:    -1 where it has a meaning
+    """
+    value = settings.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or value < least or value == 0:
+        raise ConfigError(f"config.json: {key} is {value!r}; expected a whole number above 0.")
+    return value
 
 
 def matches(entry: str, module: str) -> bool:

@@ -18,14 +18,15 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
     """Yield a weight for each module with data; integers or floats, as the data are."""
     for prefix in inventory.having(DATA):
         scale = inventory.part(prefix, SCALE, of=DATA)
-        outputs, inputs = inventory.shapes[prefix + DATA]
-        groups = inventory.shapes[scale][-1] if len(inventory.shapes[scale]) == 2 else 1
+        outputs, inputs = inventory.matrix(prefix + DATA)
+        groups = max(inventory.matrix(scale)[1], 1) if len(inventory.shapes[scale]) == 2 else 1
         parts = {"values": prefix + DATA, "scales": scale}
         if groups > 1:
             inventory.expect(scale, (outputs, groups), why="for groups of inputs")
         floats = scaled(inventory, prefix + DATA, scale, (1, -(-inputs // groups)))
         if prefix + ZERO in inventory.shapes:
             parts["zeros"] = prefix + ZERO
+            inventory.expect(prefix + ZERO, inventory.shapes[scale], why="as its scales are")
         yield StoredWeight(
             name=f"{prefix}weight",
             shape=(outputs, inputs),

@@ -116,6 +116,15 @@ def test_a_description_counts_the_weights_of_each_kind(llama: Path, tmp_path: Pa
     assert found.endswith("quantised: 4 gptq 4 bits, groups of 32")
 
 
+@pytest.mark.parametrize(("name", "bits"), [("ct-nvfp4", 4.5), ("modelopt-nvfp4", 4.5)])
+def test_scales_of_4_bit_floats_count_as_the_bytes_that_they_are_stored_in(
+    name: str, bits: float, llama: Path, tmp_path: Path
+) -> None:
+    quantised, _ = quantise(llama, tmp_path, SAMPLES[name])
+
+    assert {each.bits for each in read_model_facts(quantised).stored} == {bits}
+
+
 def test_runs_that_cross_rows_are_counted_apart(llama: Path, tmp_path: Path) -> None:
     quantised, _ = quantise(llama, tmp_path, SAMPLES["bnb-nf4"])
 
