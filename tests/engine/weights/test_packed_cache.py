@@ -201,6 +201,22 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert len(warnings(caplog)) == 1
 
 
+def test_a_read_only_folder_is_read(
+    cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    Start(cache)
+    monkeypatch.setattr(os, "utime", fail)
+    monkeypatch.setattr(Path, "mkdir", fail)
+
+    assert Start(cache).was_kept
+    assert not warnings(caplog)
+    assert not Start(cache, recipe="other").was_kept
+    assert len(warnings(caplog)) == 1
+
+
 def test_a_full_disk_costs_a_warning_and_leaves_no_part(
     cache: PackedCache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
