@@ -88,8 +88,8 @@ are an error. Sizes are bytes or strings such as `512MiB` and `2GiB`; durations 
 Keys marked with * can change while replicas run, through `user_config`
 ([operations.md](operations.md)).
 
-The environment variable `REMORA_CACHE` sets the directory of the built-in model (default:
-`$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
+The environment variable `REMORA_CACHE` sets the directory of the built-in model, compiled kernels,
+downloaded adapters and packed weights (default: `$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
 """
 
 
@@ -125,6 +125,8 @@ def _kind(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
         return "{" + ", ".join(f"`{part}`" for part in parts) + "}"
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "anyOf" in schema:
         return " or ".join(_kind(choice, schemas) for choice in schema["anyOf"])
     if schema.get("pattern"):

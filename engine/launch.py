@@ -55,6 +55,8 @@ from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.delete import delete_weights
+from remora.engine.weights.packed_cache import FOLDER as PACKED
+from remora.engine.weights.packed_cache import PackedCache
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.engine.weights.resolve_model import resolve_model
 from remora.engine.weights.update import NewWeights
@@ -99,6 +101,9 @@ class _TimedFill:
     def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
         with self.timed():
             return self.load.kinds(names)
+
+    def skip(self, names: Collection[str]) -> None:
+        self.load.skip(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +163,7 @@ def build_engine(
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
-        plan = make_plan(config, facts, machine, path, adapting.room)
-        plan = with_kv_scales(plan, config, facts)
+        plan = with_kv_scales(make_plan(config, facts, machine, path, adapting.room), config, facts)
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
@@ -181,7 +185,8 @@ def build_engine(
         table = make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
             _dump_as_configured(model, config)
-            built = build_forward(
+            build = partial(build_forward, packed=_packed_cache(config, plan, facts, adapting))
+            built = build(
                 model, plan, table, _kernels(), group, fill=fill, show_progress=show_progress
             )
             others.ready()
@@ -404,6 +409,24 @@ def _open_share(
         edit=adapting.edit,
         loading=plan.loading,
         held=plan.on_device.held_weights,
+    )
+
+
+def _packed_cache(
+    config: ServeConfig, plan: EnginePlan, facts: ModelFacts, adapting: Adapting
+) -> PackedCache | None:
+    """Return the cache of a checkpoint that is rounded on loading; None = it has none."""
+    keys = config.model
+    is_rounded = plan.quantization != "none" and plan.device == "cpu"
+    has_files = plan.load_format != "dummy" and not keys.delete_after_load
+    if keys.packed_cache == "off" or not (is_rounded and has_files and adapting.edit is None):
+        return None
+    return PackedCache.of(
+        plan.model_path,
+        plan.load_format,
+        facts.fingerprint,
+        root=cache_dir() / PACKED,
+        limit_bytes=keys.packed_cache,
     )
 
 

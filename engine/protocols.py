@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -145,6 +145,9 @@ class Fill(Protocol):
         They count as loaded; the caller has them, and the model's memory is not written.
         """
 
+    def skip(self, names: Collection[str]) -> None:
+        """Count these tensors as loaded; the caller has them in another form."""
+
 
 class _NothingLeft:
     def __call__(self, names: Collection[str] | None = None) -> None:
@@ -158,9 +161,42 @@ class _NothingLeft:
         """Return no weights."""
         return {}
 
+    def skip(self, names: Collection[str]) -> None:
+        """Do nothing."""
+
 
 nothing_left: Fill = _NothingLeft()
 """`Fill` of a model whose weights are loaded."""
+
+
+class PackedStore(Protocol):
+    """Keeps the packed bytes of products between starts."""
+
+    def has(self, key: str) -> bool:
+        """Return whether a product's bytes are kept."""
+
+    def fetch(self, key: str, memories: Sequence[Tensor], make: Callable[[], None]) -> bool:
+        """Write a product's bytes to `memories`: kept ones, else what `make` writes there.
+
+        memories:  bytes uint8, contiguous and zero
+        make:      called at most once; its bytes are kept
+        Returns whether they were kept before.
+        """
+
+
+class _NothingKept:
+    def has(self, key: str) -> bool:
+        """Return False."""
+        return False
+
+    def fetch(self, key: str, memories: Sequence[Tensor], make: Callable[[], None]) -> bool:
+        """Call `make`."""
+        make()
+        return False
+
+
+nothing_kept: PackedStore = _NothingKept()
+"""`PackedStore` that keeps nothing."""
 
 
 MakePool = Callable[

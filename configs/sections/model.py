@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from remora.configs.fields import Name, Section
+from remora.configs.fields import Bytes, Name, Section
 
 
 class ModelSection(Section):
@@ -37,6 +37,11 @@ class ModelSection(Section):
     loss (4 bits, the head in 8). On a GPU with Triton kernels: fp8 (e4m3) or int8, with a scale for
     each output; products quantise the activations of each token; head, embeddings and, with int8,
     experts are not rounded."""
+
+    packed_cache: Bytes | Literal["off"] = 32 * 2**30
+    """Limit of the cache of weights that `quantization` rounded on a CPU, over all models; off =
+    none is kept. Later starts read them, unless weight files, `quantization` or kernels differ.
+    They are in packed/ of the cache directory; models that were started longest ago are removed."""
 
     impl: Literal["auto", "remora", "transformers"] = "auto"
     """Model implementation: remora = its own; transformers = the transformers package with remora's

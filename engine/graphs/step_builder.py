@@ -21,17 +21,24 @@ from remora.engine.graphs import step_norms
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats
 from remora.engine.graphs.step_experts import ExpertSteps
 from remora.engine.graphs.step_latents import LatentSteps
-from remora.engine.graphs.step_products import Products, WeightFormats
+from remora.engine.graphs.step_products import Products
 from remora.engine.graphs.step_program import StepProgram
+from remora.engine.graphs.step_weights import WeightFormats, Weights
 from remora.engine.layers.attention import growth_factors
-from remora.engine.layers.experts import EXPERTS, Experts
+from remora.engine.layers.experts import Experts
 from remora.engine.layers.latent_attention import LatentAttention
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
-from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
+from remora.engine.protocols import (
+    PROMPT_LOGPROB_ROWS,
+    Fill,
+    PackedStore,
+    nothing_kept,
+    nothing_left,
+)
 from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.experts import add_weighted
@@ -92,7 +99,7 @@ class StepProgramBuilder:
         self._shape = shape
         self._formats = formats
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
-        self._weight_bytes = 0  # without the weights that `Products` packs
+        self._weight_bytes = 0  # without the linear layers that `Weights` packs
         self._arena = Arena()
         batch = Batch(
             max_tokens=shape.max_tokens,
@@ -153,27 +160,26 @@ class StepProgramBuilder:
             static_scales=None if scales is None else scales[[*layers]],
         )
 
-    def build(self, fill: Fill = nothing_left) -> StepProgram:
+    def build(self, fill: Fill = nothing_left, store: PackedStore = nothing_kept) -> StepProgram:
         """Pack the model; call it once.
 
-        fill:  loads the model's weights, block by block, unless they are loaded
+        fill:   loads the model's weights, block by block, unless they are loaded
+        store:  keeps packed weights
         """
         model, program, config = self._model, self._program, self._config
-        names = self._names()
-        self._products = Products(
-            program,
-            self._arena,
-            names,
-            fill,
-            self._formats,
-            max(self._shape.max_tokens, self._max_logits),
+        names, head = self._names(), model.head.linear
+        weights = Weights(
+            self._team, self._arena, names, fill, self._formats, head=head, store=store
         )
-        held = fill.quantised() & {*chain.from_iterable(names.values()), *self._of_experts()}
-        head = model.head.linear
+        self._weights = weights
+        self._products = Products(program, weights, max(self._shape.max_tokens, self._max_logits))
+        # `weights` loads these, or need not.
+        held = {*self._of_experts(), *weights.unneeded()}
+        held |= fill.quantised() & {*chain.from_iterable(names.values())}
         fill(model.outer_tensors().keys() - held)
         if head.bias is not None:
             head.bias *= config.head.scale
-        self._products.pack(head, self._formats.head)  # before blocks fill the memory
+        weights.pack(head)  # before blocks fill the memory
         self._stream = self._floats(config.hidden_size)
         self._normal = self._rows(config.hidden_size)
         heads = config.num_heads + 2 * config.num_kv_heads
@@ -203,7 +209,7 @@ class StepProgramBuilder:
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
             norm=self._norm_weights(model.norm),
-            weight_bytes=self._products.weight_bytes + self._weight_bytes,
+            weight_bytes=weights.weight_bytes + self._weight_bytes,
         )
 
     def _names(self) -> dict[Linear, tuple[str, ...]]:
@@ -219,11 +225,8 @@ class StepProgramBuilder:
 
     def _of_experts(self) -> Iterator[str]:
         """Yield the names of the weights of routed experts."""
-        for layer, block in zip(self._model.layers, self._model.blocks, strict=True):
-            if isinstance(block.mlp, Experts):
-                prefix = _mlp_prefix(layer)
-                inside = f"{prefix}{EXPERTS}"
-                yield from (name for name, _ in block.mlp.tensors(prefix) if inside in name)
+        for prefix, experts in self._model.experts():
+            yield from chain.from_iterable(experts.weights(prefix))
 
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         attention, mlp = block.attention, block.mlp
@@ -354,6 +357,7 @@ class StepProgramBuilder:
                 max_tokens=self._shape.max_tokens,
                 arena=self._arena,
                 products=self._products,
+                weights=self._weights,
             )
         return self._expert_steps[config]
 

@@ -7,12 +7,11 @@ Legend: T tokens of a step, E experts, k of them for each token, H hidden size, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats, whole_panels
-from remora.engine.graphs.step_products import GATE, Products
+from remora.engine.graphs.step_products import Products
+from remora.engine.graphs.step_weights import GATE, Weights
 from remora.engine.layers.experts import EXPERTS, Experts
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.cpu import experts as native
@@ -20,7 +19,6 @@ from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.library import Format
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
-from remora.kernels.cpu.stored_layout import pack_stored
 from remora.kernels.memory import Arena
 
 
@@ -40,10 +38,11 @@ class ExpertSteps:
         max_tokens: int,
         arena: Arena,
         products: Products,
+        weights: Weights,
     ) -> None:
         """See `add`; `arena`: memory of packed weights."""
         self._program, self._config = program, config
-        self._arena, self._products = arena, products
+        self._arena, self._products, self._weights = arena, products, weights
         team, top_k = program.team, config.routing.top_k
         self.exact = Rows.allocate(team, Format.F32, max_tokens, whole_panels(hidden_size))
         self._logits = allocate_floats(max_tokens, config.num_experts)
@@ -111,35 +110,9 @@ class ExpertSteps:
     ) -> tuple[list[PackedWeight], list[PackedWeight]]:
         """Return the packed gate-up and down projections of each expert."""
         of_inner, of_outer = experts.biases
-        number = self._config.num_experts
+        number, pack_all = self._config.num_experts, self._weights.pack_experts
         names = [f"{prefix}{EXPERTS}{expert}." for expert in range(number)]
-        gate_up = self._pack_all(names, (GATE, "up_proj"), experts.gate_up, of_inner)
-        down = self._pack_all(names, ("down_proj",), experts.down, of_outer)
+        gate_up = pack_all(names, (GATE, "up_proj"), experts.gate_up, of_inner)
+        down = pack_all(names, ("down_proj",), experts.down, of_outer)
         experts.release()
         return gate_up, down
-
-    def _pack_all(
-        self,
-        experts: Sequence[str],
-        parts: Sequence[str],
-        weights: Tensor,
-        biases: Tensor | None,
-    ) -> list[PackedWeight]:
-        """Pack a weight of each expert as it is stored, or as it is in memory.
-
-        experts:  prefixes of the experts' tensors
-        parts:    projections that are one weight, of one format
-        """
-        team, gated = self._program.team, GATE in parts
-        bias_of = [None] * len(weights) if biases is None else list(biases)
-        held = self._products.stored_experts(experts, parts, weights)
-        if held:
-            return [
-                pack_stored(team, kind, bias, self._arena, gated=gated)
-                for kind, bias in zip(held, bias_of, strict=True)
-            ]
-        format = self._products.format_of(parts[0])
-        return [
-            self.pack(weight, bias, format, gated=gated)
-            for weight, bias in zip(weights, bias_of, strict=True)
-        ]

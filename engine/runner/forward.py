@@ -18,7 +18,7 @@ from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.graphs.step_products import WeightFormats
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.kv_scales import held_scales
@@ -32,6 +32,7 @@ from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.engine.weights.hold_quantised import describe_quantised
+from remora.engine.weights.packed_cache import PackedCache
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable
 from remora.kernels.cpu.library import Format, Library, Team
@@ -80,6 +81,7 @@ def build_forward(
     group: Group = ALONE,
     *,
     fill: Fill = nothing_left,
+    packed: PackedCache | None = None,
     show_progress: bool = False,
 ) -> BuiltForward:
     """Build the plan's forward pass from a model, which it takes over.
@@ -87,6 +89,7 @@ def build_forward(
     cache_dir:  of compiled kernels
     group:      of the rank whose share the model is; the pass uses it and does not close it
     fill:       loads the model's weights, unless they are loaded
+    packed:     of what `fill` loads; None = packed weights are not kept
     Raises ConfigError when the configuration demands what this machine or model cannot do.
     """
     is_alone = group.layout.num_ranks == 1
@@ -116,7 +119,7 @@ def build_forward(
         if plan.on_device.compiled_rows:
             return _compiled(model, plan, fill, show_progress=show_progress)
         return _eager(model, plan, group, fill, f"torch, which is slower, because {reason}")
-    return _native(model, plan, table, library, fill)
+    return _native(model, plan, table, library, fill, packed)
 
 
 def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
@@ -150,7 +153,12 @@ def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
 
 
 def _native(
-    model: DecoderModel, plan: EnginePlan, table: InputBatch, library: Library, fill: Fill
+    model: DecoderModel,
+    plan: EnginePlan,
+    table: InputBatch,
+    library: Library,
+    fill: Fill,
+    packed: PackedCache | None,
 ) -> BuiltForward:
     plain = Format.of(DTYPES[plan.dtype])
     formats = QUANTIZED_FORMATS.get(plan.quantization, WeightFormats(layers=plain, head=plain))
@@ -167,11 +175,20 @@ def _native(
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)
-    program = StepProgramBuilder(model, team, shape, table, formats).build(fill)
+    builder = StepProgramBuilder(model, team, shape, table, formats)
+    if packed is None:
+        program, packing = builder.build(fill), ""
+    else:
+        recipe = f"{library.name} {plan.dtype} {formats}"
+        with packed.open(recipe, plan.num_threads) as store:
+            program = builder.build(fill, store)
+        packing = f"; {store.num_read / 1e6:,.0f} MB of packed weights cached" * bool(
+            store.num_read
+        )
     return BuiltForward(
         forward=program,
         token_sampler=HostTokenSampler(NativeSampling(team)),
-        description=f"native step program ({library.instructions}{already_compiled})",
+        description=f"native step program ({library.instructions}{packing}{already_compiled})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
     )

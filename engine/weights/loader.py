@@ -63,7 +63,7 @@ class Filling:
         self._quantised = quantised_tensors(source).keys() & tensors.keys()
         self._num_tensors = len(tensors)
         self._num_bytes = sum(shard.memory.nbytes for shard in tensors.values())
-        self._seconds = 0.0
+        self._num_skipped, self._seconds = 0, 0.0
         self._bar = progress_bar(
             f"Loading {source.label}", self._num_bytes, show_progress, in_bytes=True
         )
@@ -83,7 +83,7 @@ class Filling:
         if kind is None:
             logger.info(
                 "loaded %d tensors (%.0f MB) from %s in %.1f s",
-                self._num_tensors,
+                self._num_tensors - self._num_skipped,
                 self._num_bytes / 1e6,
                 self._source.label,
                 self._seconds,
@@ -112,6 +112,13 @@ class Filling:
                 self._advance(self._left.pop(name).memory.nbytes)
         self._seconds += time.perf_counter() - started
         return found
+
+    def skip(self, names: Collection[str]) -> None:
+        """Count these tensors as loaded and drop the references to their memory."""
+        for name in self._left.keys() & set(names):
+            num_bytes = self._left.pop(name).memory.nbytes
+            self._num_skipped, self._num_bytes = self._num_skipped + 1, self._num_bytes - num_bytes
+            self._advance(num_bytes)
 
 
 def fill(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_void_p
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -244,6 +245,11 @@ class Library:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)  # declares dynamic attributes to type checkers
+
+    @property
+    def name(self) -> str:
+        """File name, which differs for other sources, compilers and instruction sets."""
+        return Path(self.handle._name).name
 
     @property
     def instructions(self) -> str:

@@ -56,6 +56,53 @@ class PackedWeight:
         return struct_of(WeightStruct, self)
 
 
+def allocate(
+    team: Team,
+    shape: tuple[int, int],
+    bias: Tensor | None,
+    format: Format,
+    arena: Arena,
+    *,
+    gated: bool = False,
+) -> PackedWeight:
+    """Allocate a packed weight [n, k], whose bytes are zero.
+
+    bias:   [n] or None
+    arena:  allocator of the packed weight's memory
+    gated:  the first n / 2 rows are gates, the others ups
+    """
+    n, k = shape
+    if format not in PACKED:
+        raise ValueError(f"weights are not rounded to {format.name}")
+    if gated and n % 2:
+        raise ValueError(f"the gated weight has {n} rows; the number must be even")
+    return PackedWeight(
+        format=format,
+        n=n,
+        k=k,
+        is_gated=gated,
+        data=arena.take(-(-padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k)),
+        bias=None if bias is None else packed_bias(bias, gated),
+    )
+
+
+def pack_into(team: Team, packed: PackedWeight, weight: Tensor, *, spent: bool = False) -> None:
+    """Pack a weight [n, k] of bfloat16, float16 or float32, quantising it for grouped formats.
+
+    spent:  the weight's memory has no other reader: it is returned to the system while packing, so
+            that two whole copies never exist, and its content is undefined afterwards
+    """
+    source = weight.contiguous()
+    team.library.pack(
+        team.pointer,
+        byref(packed.struct()),
+        source.data_ptr(),
+        Format.of(source.dtype),
+        packed.is_gated,
+        spent,
+    )
+
+
 def pack(
     team: Team,
     weight: Tensor,
@@ -66,36 +113,10 @@ def pack(
     gated: bool = False,
     spent: bool = False,
 ) -> PackedWeight:
-    """Pack a weight [n, k] of bfloat16, float16 or float32, quantising it for grouped formats.
-
-    bias:   [n] or None
-    arena:  allocator of the packed weight's memory
-    gated:  the first n / 2 rows are gates, the others ups
-    spent:  the weight's memory has no other reader: it is returned to the system while packing, so
-            that two whole copies never exist, and its content is undefined afterwards
-    """
+    """Allocate and pack a weight [n, k]; see `allocate` and `pack_into`."""
     n, k = weight.shape
-    if format not in PACKED:
-        raise ValueError(f"weights are not rounded to {format.name}")
-    if gated and n % 2:
-        raise ValueError(f"the gated weight has {n} rows; the number must be even")
-    packed = PackedWeight(
-        format=format,
-        n=n,
-        k=k,
-        is_gated=gated,
-        data=arena.take(-(-padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k)),
-        bias=None if bias is None else packed_bias(bias, gated),
-    )
-    source = weight.contiguous()
-    team.library.pack(
-        team.pointer,
-        byref(packed.struct()),
-        source.data_ptr(),
-        Format.of(source.dtype),
-        gated,
-        spent,
-    )
+    packed = allocate(team, (n, k), bias, format, arena, gated=gated)
+    pack_into(team, packed, weight, spent=spent)
     return packed
 
 

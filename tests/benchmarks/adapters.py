@@ -21,8 +21,8 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import load_model

@@ -23,8 +23,8 @@ from remora.configs.environment import cache_dir
 from remora.engine.attention.latent import PagedLatents
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel

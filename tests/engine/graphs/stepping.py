@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.graphs.step_products import WeightFormats
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import ForwardPass

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from remora.configs.environment import cache_dir
-from remora.engine.graphs import step_experts, step_latents, step_products
+from remora.engine.graphs import step_experts, step_latents, step_weights
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.graphs.step_products import WeightFormats
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.runner.inputs import InputBatch
@@ -222,8 +222,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     monkeypatch.setattr(Program, "add", record)
     monkeypatch.setattr(StepProgramBuilder, "_layer", record_layer)
-    for module in (step_products, step_experts, step_latents):
+    for module in (step_experts, step_latents):
         monkeypatch.setattr(module, "pack", pack_nothing)
+    monkeypatch.setattr(step_weights, "pack_into", lambda *arguments, **options: None)
     return recorder
 
 

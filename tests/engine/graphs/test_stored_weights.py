@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from remora.engine.graphs.step_builder import StepProgramBuilder
-from remora.engine.graphs.step_products import WeightFormats
 from remora.engine.graphs.step_program import StepProgram
+from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import open_model
 from remora.engine.runner.device import make_attention
