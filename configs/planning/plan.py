@@ -35,6 +35,7 @@ from remora.configs.planning.shares import (
     stage_parameters,
     update_elements,
 )
+from remora.configs.planning.speculation_plan import SpeculationPlan
 from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KVDtype
@@ -94,6 +95,7 @@ class EnginePlan:
     stored:                  formats of weights that the checkpoint stores quantised, and how they
                              are computed; empty = none
     rounding:                formats to which weights are rounded on loading; empty = none
+    speculation:             how rows get drafts; None = not at all
     """
 
     model_path: Path
@@ -138,6 +140,7 @@ class EnginePlan:
     task: Task = "generate"
     stored: str = ""
     rounding: str = ""
+    speculation: SpeculationPlan | None = None
 
     @property
     def num_ranks(self) -> int:

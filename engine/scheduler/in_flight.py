@@ -45,8 +45,7 @@ class InFlightStep:
         Returns the rows that had drafts.
         """
         num_drafts = self.plan.num_drafts.tolist() or [0] * len(counts)
-        if all(count == 1 + num for count, num in zip(counts, num_drafts, strict=True)):
-            speculation.observe_step(sum(counts), result.forward_s + result.sample_s)
+        num_tokens = sum(counts)
         drafted = set()
         for place, (row, (seq, start)) in enumerate(self.rows.items()):
             run = runs.get(row)
@@ -58,6 +57,8 @@ class InFlightStep:
                 counts[place] -= num_refused
                 seq.num_in_flight_tokens -= num_refused
                 drafted.add(row)
+        if num_tokens == len(counts) + sum(num_drafts):  # no prompt has more than one token
+            speculation.observe_step(num_tokens, result.forward_s + result.sample_s)
         return drafted
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from remora.configs.errors import ConfigError
+from remora.configs.planning.plan import make_plan
+from remora.configs.planning.speculation_plan import SpeculationPlan, check_speculation
+from remora.engine import launch
 from remora.engine.llm import LLM, Generation, SamplingParams
 from remora.engine.spec.speculation import Speculation
 from tests.conftest import TinyCheckpoints
@@ -129,3 +134,42 @@ def test_torch_gives_the_same_tokens(tiny_checkpoints: TinyCheckpoints) -> None:
         each.completions[0].token_ids for each in plain
     ]
     llm.close()
+
+
+def test_a_planned_engine_drafts_from_its_own_text(
+    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = SpeculationPlan(
+        max_drafts=8, shortest=1, longest=4, max_bytes=2**20, is_adaptive=False
+    )
+    common: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "cpu_kernels": "native",
+        "num_threads": 1,
+        "kv_tokens": 4096,
+        "max_running_requests": 20,  # with drafts, more lines of logits than a step has otherwise
+        "show_progress": False,
+    }
+    path = str(tiny_checkpoints("llama"))
+    prompts = [[3, 4, 5, number] * 3 for number in range(20)]
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    plain = LLM(path, **common)
+    monkeypatch.setattr(
+        launch, "make_plan", lambda *given: replace(make_plan(*given), speculation=speculation)
+    )
+    drafting = LLM(path, **common)
+
+    done = drafting.generate(prompts, params)
+
+    assert [each.token_ids for each in done] == [
+        each.token_ids for each in plain.generate(prompts, params)
+    ]
+    assert drafting.stats().draft_tokens_total > drafting.stats().accepted_drafts_total > 0
+    plain.close()
+    drafting.close()
+
+
+@pytest.mark.parametrize(("device", "overlap"), [("cuda", False), ("cpu", True)])
+def test_what_does_not_work_is_refused(device: str, overlap: bool) -> None:
+    with pytest.raises(ConfigError, match=r"speculation .* leave"):
+        check_speculation(device=device, overlap=overlap)
