@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
+from remora.configs.sections.speculation import SpeculationSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +39,19 @@ def check_speculation(*, device: str, overlap: bool) -> None:
         raise ConfigError(
             "speculation does not work while steps overlap (engine.overlap): leave one of them out"
         )
+
+
+def plan_speculation(
+    section: SpeculationSection, device: str, overlap: bool
+) -> SpeculationPlan | None:
+    """Return how rows get drafts; None = not at all. Raises ConfigError."""
+    if section.method == "none":
+        return None
+    check_speculation(device=device, overlap=overlap)
+    return SpeculationPlan(
+        max_drafts=section.max_drafts,
+        shortest=section.shortest_suffix,
+        longest=section.longest_suffix,
+        max_bytes=section.index_memory,
+        is_adaptive=section.adaptive,
+    )
