@@ -61,12 +61,8 @@ def _of_algorithm(value: str, given: Mapping[str, Any]) -> Settings:
         why = _MODELS if value == "STANDALONE" else _HEADS
         raise Refusal(f"{why}; NGRAM works with any model")
     longest = given.get(_MAX, 12)
-    return {
-        _METHOD: "ngram",
-        _SHORTEST: given.get(_MIN, 1),
-        _LONGEST: longest,
-        _MOST: _drafts(given.get(_ROWS, longest)),
-    }
+    own = {_METHOD: "ngram", _SHORTEST: given.get(_MIN, 1), _LONGEST: longest}
+    return own if _ROWS in given else {**own, _MOST: max(1, longest - 1)}
 
 
 def _ngram_only(key: str, writes: Callable[[Settings], Any], rows: bool = False) -> Means:
@@ -77,6 +73,8 @@ def _ngram_only(key: str, writes: Callable[[Settings], Any], rows: bool = False)
             return Harmless(f"it has no effect without {_SWITCH} NGRAM")
         if rows:
             return Effect({key: _drafts(value)}, _ADAPTS)
+        if key == _LONGEST and _ROWS not in given:
+            _drafts(value)  # the default of --speculative-num-draft-tokens
         return Effect({key: value})
 
     return Means(keys=(key,), reads=read, writes=writes)
@@ -170,7 +168,8 @@ def _refuse_algorithm(value: str) -> None:
 def _of_enabled(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("there are no drafts")
-    _refuse_algorithm(given.get(f"{_EXTRA}algorithm", "draft"))
+    if f"{_EXTRA}algorithm" not in given:  # otherwise that parameter's rule refuses
+        _refuse_algorithm("draft")
     return {_METHOD: "ngram"}
 
 
@@ -189,7 +188,7 @@ def _if_enabled(
 
 def _of_backend_algorithm(value: str) -> Effect:
     _refuse_algorithm(value)
-    return Effect({_METHOD: "ngram"}, f"chains from each request's own text; {_ADAPTS}")
+    return Effect({}, f"chains from each request's own text; {_ADAPTS}")
 
 
 def _of_extra(value: Any, given: Mapping[str, Any]) -> Harmless:
@@ -209,12 +208,15 @@ BACKEND: Mapping[str, Rule] = {
         only=("auto",),
         otherwise="supported: auto, with extra_params.algorithm n-gram",
     ),
-    f"{_DRAFTING}extra_params": Means(keys=(), reads=_of_extra, why="see its parameters below"),
+    f"{_DRAFTING}extra_params": Means(
+        keys=(), reads=_of_extra, effective=False, why="see its parameters below"
+    ),
     f"{_EXTRA}algorithm": Means(
-        keys=(_METHOD,),
+        keys=(),  # `enabled` sets the method
         reads=_if_enabled(_of_backend_algorithm),
         writes=_writes_ngram("n-gram"),
         how=_ADAPTS,
+        why="n-gram; others are refused",
     ),
     f"{_EXTRA}num_draft_tokens": Means(
         keys=(_MOST,),

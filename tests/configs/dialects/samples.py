@@ -89,7 +89,6 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
         )
     },
     ("backend", f"{_DRAFTING}.enabled"): {f"{_DRAFTING}.extra_params.algorithm": "n-gram"},
-    ("backend", f"{_DRAFTING}.extra_params.algorithm"): {f"{_DRAFTING}.enabled": True},
     ("backend", f"{_DRAFTING}.extra_params.num_draft_tokens"): {
         f"{_DRAFTING}.enabled": True,
         f"{_DRAFTING}.extra_params.algorithm": "n-gram",

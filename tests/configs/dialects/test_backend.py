@@ -70,6 +70,7 @@ def test_language_models_only_and_both_types_agree() -> None:
         parse_args(backend(model_type="llm", optimisations={"model_type": "stt"}))
 
 
+@pytest.mark.observes("backend:optimisations.speculative_decoding.extra_params.algorithm")
 def test_speculation_is_off_unless_it_is_enabled() -> None:
     off = {"speculative_decoding": {"enabled": False, "type": "auto", "extra_params": {}}}
     assert parse_args(backend(optimisations=off)).speculation.method == "none"
