@@ -94,6 +94,8 @@ def generate(llm: LLM, guess: Guess | None = None, **changes: Any) -> list[Gener
         ("llama", {"dtype": "bfloat16", "quantization": "int8"}),
         ("llama", {"dtype": "bfloat16", "kv_tokens": 128, "schedule_conservativeness": 0.05}),
         ("mistral", {"dtype": "float32"}),
+        ("qwen3-moe", {"dtype": "bfloat16"}),
+        ("deepseek-v3", {"dtype": "float32"}),
     ],
 )
 def test_native_kernels_give_the_same_bits(
