@@ -25,7 +25,6 @@ from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan, make_plan, refit
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
-from remora.configs.sections.speculation import SpeculationSection
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.fallback.model import FallbackModel
@@ -50,8 +49,7 @@ from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.logit_processors import load_processors
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.sampling.token_sampler import TokenSampler
-from remora.engine.spec.configured import controller_of, proposer_of
-from remora.engine.spec.speculation import Speculation
+from remora.engine.spec.build import build_speculation
 from remora.engine.thread import EngineThread
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
@@ -196,7 +194,7 @@ def build_engine(
     runner = LocalRunner(
         built.forward, sampler, table, followers, group, pool, device_tokens=built.device_tokens
     )
-    engine = _make_engine(plan, facts, tokenizer, runner, config.speculation)
+    engine = _make_engine(plan, facts, tokenizer, runner)
     return BuiltEngine(
         engine=engine,
         tokenizer=tokenizer,
@@ -362,28 +360,17 @@ def _make_sampler(
 
 
 def _make_engine(
-    plan: EnginePlan,
-    facts: ModelFacts,
-    tokenizer: Tokenizer,
-    runner: LocalRunner,
-    section: SpeculationSection | None = None,
+    plan: EnginePlan, facts: ModelFacts, tokenizer: Tokenizer, runner: LocalRunner
 ) -> Engine:
-    speculation: Speculation | None = None
-    if section is not None and (proposer := proposer_of(section)) is not None:
-        speculation = Speculation(
-            proposer,
-            controller_of(section),
-            max_drafts=plan.max_drafts,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=tokenizer.eos_token_ids,
-        )
     return Engine(
         plan,
         runner,
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=facts.vocab_size,
         overlap=plan.on_device.overlap,
-        speculation=speculation,
+        speculation=build_speculation(
+            plan, vocab_size=facts.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+        ),
     )
 
 

@@ -35,7 +35,7 @@ from remora.configs.planning.shares import (
     stage_parameters,
     update_elements,
 )
-from remora.configs.planning.speculation_plan import plan_drafts
+from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
 from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KVDtype
@@ -92,9 +92,9 @@ class EnginePlan:
     kv_scales_of:            where they are from; "" = there are none
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
-    stored:                  how weights that are stored quantised are computed; empty = none
-    rounding:                formats to which weights are rounded on loading
-    max_drafts:              most drafts of a row in one step; 0 = no speculation
+    stored:                  how weights stored quantised are computed; empty = none
+    rounding:                formats to which weights are rounded on loading; empty = none
+    speculation:             how rows get drafts; None = not at all
     """
 
     model_path: Path
@@ -139,7 +139,7 @@ class EnginePlan:
     task: Task = "generate"
     stored: str = ""
     rounding: str = ""
-    max_drafts: int = 0
+    speculation: SpeculationPlan | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -183,7 +183,7 @@ def make_plan(
     Assumes that all replicas share this machine, with one node's ranks of each, and that with
     engine.device cuda each rank has its own GPU. Raises ConfigError, with settings that would work.
     """
-    engine, parallel, total_bytes = config.engine, config.parallel, machine.total_bytes
+    engine, parallel = config.engine, config.parallel
     if model.implementation == "transformers":
         check_fallback(config)
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
@@ -192,8 +192,8 @@ def make_plan(
     stored = [] if config.model.load_format == "dummy" else list(model.stored)
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
-    max_model_len = pick_context(config, model)
-    max_running, max_step, chunk = plan_limits(config, model, max_model_len, device, total_bytes)
+    max_model_len, memory = pick_context(config, model), machine.total_bytes
+    max_running, max_step, chunk = plan_limits(config, model, max_model_len, device, memory)
     on_device = plan_device(
         config,
         device,
@@ -209,7 +209,7 @@ def make_plan(
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
-        total_bytes=total_bytes,
+        total_bytes=memory,
         device=device,
     )
     plan = EnginePlan(
@@ -233,10 +233,10 @@ def make_plan(
         adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
-        max_drafts=plan_drafts(config, device, overlap=on_device.overlap),
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
         rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
+        speculation=plan_speculation(config.speculation, device, on_device.overlap),
     )
     return _with_pools(plan, config, model, budget)
 

@@ -8,14 +8,22 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
+from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
 from remora.configs.sections.speculation import SpeculationSection
-from remora.engine.spec.configured import controller_of, proposer_of
+from remora.engine.spec.build import make_controller, make_proposer
+
+
+def planned(**keys: Any) -> SpeculationPlan:
+    """Return what the section means with these keys."""
+    section = SpeculationSection(method="ngram", **keys)
+    plan = plan_speculation(section, "cpu", overlap=False)
+    assert plan is not None
+    return plan
 
 
 def drafts(token_ids: list[int], most: int = 2, **keys: Any) -> list[int]:
     """Return what the configured proposer drafts after a text."""
-    proposer = proposer_of(SpeculationSection(method="ngram", **keys))
-    assert proposer is not None
+    proposer = make_proposer(planned(**keys))
     proposer.begin(0, token_ids)
     proposer.propose([])
     return list(proposer.propose([(0, most)])[0])
@@ -23,7 +31,7 @@ def drafts(token_ids: list[int], most: int = 2, **keys: Any) -> list[int]:
 
 @pytest.mark.observes("speculation.method")
 def test_there_are_no_drafts_without_a_method() -> None:
-    assert proposer_of(SpeculationSection()) is None
+    assert plan_speculation(SpeculationSection(), "cpu", overlap=False) is None
     assert drafts([1, 2, 3, 1, 2]) == [3, 1]
 
 
@@ -52,12 +60,18 @@ def test_a_small_index_forgets_the_beginning_of_a_text() -> None:
 def test_draft_lengths_adapt_or_stay_at_the_limit() -> None:
     found = {}
     for is_adaptive in (False, True):
-        controller = controller_of(SpeculationSection(max_drafts=3, adaptive=is_adaptive))
+        controller = make_controller(planned(max_drafts=3, adaptive=is_adaptive))
         for _ in range(200):
             controller.observe(0, controller.limit(0, 1), 0)
         found[is_adaptive] = [controller.limit(0, 1) for _ in range(10)]
     assert found[False] == [3] * 10
     assert sum(found[True]) <= 1
+
+
+@pytest.mark.parametrize(("device", "overlap"), [("cuda", False), ("cpu", True)])
+def test_devices_and_overlap_without_drafts_are_refused(device: str, overlap: bool) -> None:
+    with pytest.raises(ConfigError, match="leave"):
+        plan_speculation(SpeculationSection(method="ngram"), device, overlap=overlap)
 
 
 @pytest.mark.parametrize(

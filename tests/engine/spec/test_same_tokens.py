@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.load import parse_args
-from remora.configs.planning.speculation_plan import plan_drafts
+from remora.configs.planning.speculation_plan import check_speculation
 from remora.engine.llm import LLM, Generation, SamplingParams
 from remora.engine.spec.speculation import Speculation
 from tests.conftest import TinyCheckpoints
@@ -162,16 +161,8 @@ def test_a_configured_engine_drafts_from_its_own_text(tiny_checkpoints: TinyChec
 
 
 @pytest.mark.parametrize(
-    ("device", "overlap", "tp_size"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
+    ("device", "overlap", "num_ranks"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
 )
-def test_what_does_not_work_is_refused(device: str, overlap: bool, tp_size: int) -> None:
-    config = parse_args(
-        {
-            "model": {"path": "fake"},
-            "speculation": {"method": "ngram"},
-            "parallel": {"tp_size": tp_size},
-        }
-    )
-
-    with pytest.raises(ConfigError, match=r"speculation.method = ngram .* set it to none"):
-        plan_drafts(config, device, overlap=overlap)
+def test_what_does_not_work_is_refused(device: str, overlap: bool, num_ranks: int) -> None:
+    with pytest.raises(ConfigError, match=r"speculation .* leave"):
+        check_speculation(device=device, overlap=overlap, num_ranks=num_ranks)
