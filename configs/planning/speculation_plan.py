@@ -25,7 +25,7 @@ class SpeculationPlan:
     is_adaptive: bool = True
 
 
-def check_speculation(*, device: str, overlap: bool) -> None:
+def check_speculation(*, device: str, overlap: bool, num_ranks: int = 1) -> None:
     """Raise ConfigError where rows cannot have drafts.
 
     overlap:  whether steps are planned before the tokens of the step before are known
@@ -33,6 +33,11 @@ def check_speculation(*, device: str, overlap: bool) -> None:
     if device != "cpu":
         raise ConfigError(
             f"speculation works on the CPU only, and the model runs on {device}: leave the section "
+            "speculation out"
+        )
+    if num_ranks > 1:
+        raise ConfigError(
+            f"speculation works on one rank, and the model runs on {num_ranks}: leave the section "
             "speculation out"
         )
     if overlap:

@@ -19,7 +19,7 @@ def build_speculation(
     spec = plan.speculation
     if spec is None:
         return None
-    check_speculation(device=plan.device, overlap=plan.on_device.overlap)
+    check_speculation(device=plan.device, overlap=plan.on_device.overlap, num_ranks=plan.num_ranks)
     return Speculation(
         make_proposer(spec),
         make_controller(spec),

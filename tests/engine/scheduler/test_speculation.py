@@ -77,10 +77,10 @@ def test_tokens_lines_and_ends_are_those_without_drafts(guess: Guess) -> None:
             harness.step(rng.randrange(3))
         harness.run()
         for name, each in wanted.items():
-            count = each.sampling.max_tokens
-            assert count is not None
+            most = each.sampling.max_tokens
+            assert most is not None
             stops = list(each.sampling.stop_token_ids)
-            tokens = cut_at(expected_output(list(each.prompt_ids), count), stops)
+            tokens = cut_at(expected_output(list(each.prompt_ids), most), stops)
             is_stopped = tokens[-1] in stops
             key = name, 0
             assert harness.tokens[key] == harness.described[key] == tokens

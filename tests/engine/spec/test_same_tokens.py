@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.planning.plan import make_plan
-from remora.configs.planning.speculation_plan import SpeculationPlan, check_speculation
-from remora.engine import launch
+from remora.configs.planning.speculation_plan import check_speculation
 from remora.engine.llm import LLM, Generation, SamplingParams
 from remora.engine.spec.speculation import Speculation
 from tests.conftest import TinyCheckpoints
@@ -96,12 +93,14 @@ def generate(llm: LLM, guess: Guess | None = None, **changes: Any) -> list[Gener
         ("llama", {"dtype": "bfloat16", "quantization": "int8"}),
         ("llama", {"dtype": "bfloat16", "kv_tokens": 128, "schedule_conservativeness": 0.05}),
         ("mistral", {"dtype": "float32"}),
+        ("qwen3-moe", {"dtype": "bfloat16"}),
+        ("deepseek-v3", {"dtype": "float32"}),
     ],
 )
 def test_native_kernels_give_the_same_bits(
     tiny_checkpoints: TinyCheckpoints, family: str, options: dict[str, Any]
 ) -> None:
-    common = {
+    common: dict[str, Any] = {
         "cpu_kernels": "native",
         "num_threads": 1,
         "kv_tokens": 2048,
@@ -136,12 +135,7 @@ def test_torch_gives_the_same_tokens(tiny_checkpoints: TinyCheckpoints) -> None:
     llm.close()
 
 
-def test_a_planned_engine_drafts_from_its_own_text(
-    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speculation = SpeculationPlan(
-        max_drafts=8, shortest=1, longest=4, max_bytes=2**20, is_adaptive=False
-    )
+def test_a_configured_engine_drafts_from_its_own_text(tiny_checkpoints: TinyCheckpoints) -> None:
     common: dict[str, Any] = {
         "dtype": "bfloat16",
         "cpu_kernels": "native",
@@ -151,13 +145,10 @@ def test_a_planned_engine_drafts_from_its_own_text(
         "show_progress": False,
     }
     path = str(tiny_checkpoints("llama"))
+    keys = {"method": "ngram", "max_drafts": 8, "shortest_suffix": 1, "adaptive": False}
     prompts = [[3, 4, 5, number] * 3 for number in range(20)]
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    plain = LLM(path, **common)
-    monkeypatch.setattr(
-        launch, "make_plan", lambda *given: replace(make_plan(*given), speculation=speculation)
-    )
-    drafting = LLM(path, **common)
+    plain, drafting = LLM(path, **common), LLM(path, speculation=keys, **common)
 
     done = drafting.generate(prompts, params)
 
@@ -169,7 +160,9 @@ def test_a_planned_engine_drafts_from_its_own_text(
     drafting.close()
 
 
-@pytest.mark.parametrize(("device", "overlap"), [("cuda", False), ("cpu", True)])
-def test_what_does_not_work_is_refused(device: str, overlap: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "overlap", "num_ranks"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
+)
+def test_what_does_not_work_is_refused(device: str, overlap: bool, num_ranks: int) -> None:
     with pytest.raises(ConfigError, match=r"speculation .* leave"):
-        check_speculation(device=device, overlap=overlap)
+        check_speculation(device=device, overlap=overlap, num_ranks=num_ranks)
