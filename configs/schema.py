@@ -6,6 +6,7 @@
     pooling      embeddings and scores
     lora         LoRA adapters
     grammar      constrained output
+    speculation  drafts of coming tokens
     parallel     replicas and ranks
     routing      which replica answers a request
     autoscaling  how many replicas run
@@ -39,6 +40,7 @@ from remora.configs.sections.parallel import ParallelSection
 from remora.configs.sections.pooling import PoolingSection
 from remora.configs.sections.routing import RoutingSection
 from remora.configs.sections.sampling import SamplingSection
+from remora.configs.sections.speculation import SpeculationSection
 from remora.configs.sections.warmup import WarmupSection
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
@@ -65,6 +67,9 @@ class ServeConfig(Section):
 
     grammar: GrammarSection = GrammarSection()
     """Constrained output."""
+
+    speculation: SpeculationSection = SpeculationSection()
+    """Speculative decoding: drafts of coming tokens."""
 
     parallel: ParallelSection = ParallelSection()
     """Replicas and ranks."""

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from remora.configs.errors import InvalidRequest, InvalidSampling
+from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
@@ -24,6 +24,7 @@ from remora.engine.scheduler.admission import check_fits
 from remora.engine.scheduler.admission_pace import AdmissionPace
 from remora.engine.scheduler.scheduler import Scheduler
 from remora.engine.scheduler.sequence import Sequence
+from remora.engine.spec.speculation import Speculation
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64
@@ -42,11 +43,16 @@ class Engine:
         eos_token_ids: Iterable[int],
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
+        speculation: Speculation | None = None,
     ) -> None:
         """Begin without requests.
 
-        overlap:  whether the runner begins a step before the result of the one before is known
+        overlap:      whether the runner begins a step before the result of the one before is known
+        speculation:  drafts tokens; not together with `overlap`, because the number of tokens that
+                      a step yields is not known before its result
         """
+        if overlap and speculation is not None:
+            raise ConfigError("speculation does not work while steps overlap")
         self.plan = plan
         self._runner = runner
         self._overlap = overlap
@@ -72,6 +78,7 @@ class Engine:
             adapters=_slots(plan),
             rules=plan.scheduling,
             seed=plan.random_seed,
+            speculation=speculation,
         )
         self._pace = AdmissionPace(
             interval_steps=plan.scheduling.admission_interval_steps,
@@ -289,6 +296,7 @@ class Engine:
             step_time_total_s=self._step_time_s,
             last_step_s=self._last_step_s,
             **_window_stats(kv.windows),
+            **_draft_stats(scheduler.speculation),
         )
 
     def check_integrity(self) -> None:
@@ -325,6 +333,16 @@ def _window_stats(windows: WindowPages | None) -> dict[str, int]:
         "num_free_window_pages": windows.num_free,
         "num_held_window_pages": windows.num_held,
         "evicted_window_pages_total": windows.num_evicted,
+    }
+
+
+def _draft_stats(speculation: Speculation | None) -> dict[str, int]:
+    if speculation is None:
+        return {}
+    return {
+        "draft_tokens_total": speculation.num_drafted,
+        "accepted_drafts_total": speculation.num_accepted,
+        "drafted_rows_total": speculation.num_verified,
     }
 
 

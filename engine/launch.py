@@ -49,6 +49,7 @@ from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.logit_processors import load_processors
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.sampling.token_sampler import TokenSampler
+from remora.engine.spec.build import build_speculation
 from remora.engine.thread import EngineThread
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
@@ -372,6 +373,9 @@ def _make_engine(
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=facts.vocab_size,
         overlap=plan.on_device.overlap,
+        speculation=build_speculation(
+            plan, vocab_size=facts.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+        ),
     )
 
 

@@ -98,8 +98,8 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `remora.lora.setup` makes `adapting`. Raises
-    ConfigError. Use it from one thread.
+    `max_running_requests`, ...), and `speculation`, that section; `remora.lora.setup` makes
+    `adapting`. Raises ConfigError. Use it from one thread.
     """
 
     def __init__(
@@ -270,12 +270,15 @@ class LLM:
 def _sections(model: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {"model": {"path": model}, "engine": {}}
     for name, value in options.items():
-        if name in ModelSection.model_fields:
+        if name == "speculation":
+            sections[name] = value
+        elif name in ModelSection.model_fields:
             sections["model"][name] = value
         elif name in EngineSection.model_fields:
             sections["engine"][name] = value
         else:
-            known = ", ".join([*ModelSection.model_fields, *EngineSection.model_fields])
+            keys = [*ModelSection.model_fields, *EngineSection.model_fields, "speculation"]
+            known = ", ".join(keys)
             raise ConfigError(f"LLM has no option {name!r}; known are: {known}")
     return sections
 

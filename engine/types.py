@@ -32,6 +32,9 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 MaskWords = npt.NDArray[np.int32]
 
+NO_DRAFTS: IntArray = np.empty(0, dtype=np.int32)
+NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -241,6 +244,9 @@ class StepPlan:
     starts:      [num_rows] tokens of the row whose KV is computed
     num_tokens:  [num_rows] tokens to compute, at least 1
     samples:     [num_rows] whether the row's last computed token yields a new token
+    num_drafts:  [num_rows] drafts among the row's tokens, which are its last ones: the row yields a
+                 new token for each draft that turns out right, and one more; empty = no row has any
+    draft_ids:   [sum of num_drafts] the drafts, row by row
     """
 
     step_id: int
@@ -254,6 +260,8 @@ class StepPlan:
     samples: BoolArray
     loads: tuple[SlotLoad, ...] = ()
     window_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    num_drafts: IntArray = field(default_factory=lambda: NO_DRAFTS)
+    draft_ids: TokenArray = field(default_factory=lambda: NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,14 +300,15 @@ NOT_FINITE = RowFault("the model's logits were not finite")
 class StepResult:
     """The result of one forward pass.
 
-    rows:             [num_sampled] rows that got a token, in the plan's order
+    rows:             [num_sampled] the row of each new token, in the plan's order; a row that got
+                      several, of drafts, is repeated
     token_ids:        [num_sampled]
-    logprobs:         row -> one line; only rows that asked
+    logprobs:         row -> a line for each of its new tokens; only rows that asked
     prompt_logprobs:  row -> a line for each prompt token that this step has scored
     hidden_states:    row -> [num, hidden_size] of its tokens in this step, if it asked
     bad_rows:         row -> why it has no token: its logits were not finite, no token was allowed,
                       or its constraint failed
-    completed:        rows whose grammar is complete with this token: they end here
+    completed:        rows whose grammar is complete with their last new token: they end here
     forward_s, sample_s:  seconds spent, without applying the plan's changes of rows
     """
 
@@ -313,6 +322,16 @@ class StepResult:
     completed: frozenset[int] = frozenset()
     forward_s: float = 0.0
     sample_s: float = 0.0
+
+    def runs(self) -> dict[int, tuple[int, ...]]:
+        """Return the new tokens of each row that got any."""
+        rows, token_ids = self.rows.tolist(), self.token_ids.tolist()
+        runs: dict[int, tuple[int, ...]] = dict(zip(rows, zip(token_ids, strict=True), strict=True))
+        if len(runs) < len(rows):  # a row got several
+            runs = {}
+            for row, token_id in zip(rows, token_ids, strict=True):
+                runs[row] = (*runs.get(row, ()), token_id)
+        return runs
 
 
 @dataclass(slots=True, kw_only=True)  # frozen would double the time to make one
@@ -397,6 +416,8 @@ class EngineStats:
                         the prompt. Future output is not included.
     num_window_pages:   of window layers with a page pool of their own; pages that are neither free
                         nor held are cached
+    draft_tokens_total, accepted_drafts_total:  drafted tokens, and how many of them were right
+    drafted_rows_total: rows of steps that had drafts
     """
 
     num_running: int
@@ -420,6 +441,9 @@ class EngineStats:
     num_free_window_pages: int = 0
     num_held_window_pages: int = 0
     evicted_window_pages_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_drafts_total: int = 0
+    drafted_rows_total: int = 0
 
     @property
     def kv_usage(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from remora.configs.dialects import lora_entries
+from remora.configs.dialects import lora_entries, speculation
 from remora.configs.dialects.catalogue import catalogue
 from remora.configs.dialects.dialect import Dialect, Flat
 from remora.configs.dialects.rules import (
@@ -19,7 +19,6 @@ from remora.configs.dialects.rules import (
     Means,
     NoEffect,
     Refusal,
-    Refused,
     Rule,
     Sets,
     Settings,
@@ -209,9 +208,7 @@ RULES: Mapping[str, Rule] = {
     "optimisations.attention_caching.extra_params": Means(
         keys=(), reads=_no_options, why="there are none; others are refused"
     ),
-    "optimisations.speculative_decoding.type": Refused(
-        "not yet: speculative decoding", off=("auto",)
-    ),
+    **speculation.BACKEND,
     "tensor_parallel_size": Sets(key="parallel.tp_size"),
     "type": _LLM_ONLY,
     "loras": Means(

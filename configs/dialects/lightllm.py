@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from remora.configs.dialects import speculation
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
@@ -178,6 +179,7 @@ _FLASHINFER = Means(
 )
 
 RULES: Mapping[str, Rule] = {
+    **speculation.LIGHTLLM,
     "--host": Sets(key="http.host"),
     "--port": Sets(key="http.port"),
     "--model_dir": Sets(key="model.path"),

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
 
-_SPECULATION = not_yet("speculative decoding")
 _EXPERT_PARALLEL = not_yet("expert parallelism")
 _DISAGGREGATED = not_yet("prefill/decode disaggregation", "parallel.num_replicas adds capacity")
 _TIERS = not_yet("KV cache tiers beyond the device's memory", "engine.kv_memory sets its size")
@@ -35,7 +34,6 @@ _HARDWARE = Refused("this hardware is not supported")
 _NVTX = Refused("not offered: NVTX ranges; profile with debug.profile_dir")
 
 REFUSALS: Mapping[str, Rule] = {
-    "spec.": _SPECULATION,
     "moe.": _EXPERT_PARALLEL,
     "moe.runner_backend": NoEffect(
         "experts always use Triton's kernels on a GPU, native ones on a CPU; same outputs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remora.configs.dialects import speculation
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
@@ -76,6 +77,7 @@ def _of_stacks(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
 
 
 RULES: Mapping[str, Rule] = {
+    **speculation.RTP_LLM,
     "--checkpoint-path": Sets(key="model.path"),
     "--tokenizer-path": Sets(key="model.tokenizer_path"),
     "--act-type": DTYPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remora.configs.dialects import lora_entries
+from remora.configs.dialects import lora_entries, speculation
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -260,6 +260,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "--constrained-json-disable-any-whitespace": Sets(key="grammar.json_compact"),
     "--constrained-json-whitespace-pattern": Sets(key="grammar.json_whitespace_pattern"),
+    **speculation.SGLANG,
     # parallel
     "--tensor-parallel-size": Sets(key="parallel.tp_size"),
     "--pipeline-parallel-size": Sets(key="parallel.pp_size"),

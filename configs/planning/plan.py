@@ -35,6 +35,7 @@ from remora.configs.planning.shares import (
     stage_parameters,
     update_elements,
 )
+from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
 from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KVDtype
@@ -91,9 +92,9 @@ class EnginePlan:
     kv_scales_of:            where they are from; "" = there are none
     windows:                 pages of sliding-window layers; None = all layers share pages
     task:                    what the model does; only "generate" has a KV cache
-    stored:                  formats of weights that the checkpoint stores quantised, and how they
-                             are computed; empty = none
+    stored:                  how weights stored quantised are computed; empty = none
     rounding:                formats to which weights are rounded on loading; empty = none
+    speculation:             how rows get drafts; None = not at all
     """
 
     model_path: Path
@@ -138,6 +139,7 @@ class EnginePlan:
     task: Task = "generate"
     stored: str = ""
     rounding: str = ""
+    speculation: SpeculationPlan | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -190,8 +192,7 @@ def make_plan(
     stored = [] if config.model.load_format == "dummy" else list(model.stored)
     slots = None if adapters is None else adapters.with_remora_names(model.module_words)
     adapter_bytes = _adapter_bytes(config, model, dtype, slots)
-    max_model_len = pick_context(config, model)
-    memory = machine.total_bytes
+    max_model_len, memory = pick_context(config, model), machine.total_bytes
     max_running, max_step, chunk = plan_limits(config, model, max_model_len, device, memory)
     on_device = plan_device(
         config,
@@ -235,6 +236,7 @@ def make_plan(
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
         rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
+        speculation=plan_speculation(config.speculation, device, on_device.overlap),
     )
     return _with_pools(plan, config, model, budget)
 

@@ -62,6 +62,7 @@ class StepShape:
 
     num_pages:      of the KV pool, without the dump page 0
     max_positions:  tokens of the longest sequence
+    max_drafts:     of a row in one step
     windows:        page pool of window layers, if they have their own
     kv_dtype:       of quantised K and V; None = the model's
     kv_skip_layers: with K and V in the model's format all the same
@@ -77,6 +78,7 @@ class StepShape:
     kv_dtype: torch.dtype | None = None
     kv_skip_layers: tuple[int, ...] = ()
     kv_scales: Tensor | None = None
+    max_drafts: int = 0
 
 
 class StepProgramBuilder:
@@ -98,7 +100,8 @@ class StepProgramBuilder:
         self._model, self._config, self._team = model, config, team
         self._shape = shape
         self._formats = formats
-        self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
+        verified = min(shape.max_rows * (1 + shape.max_drafts), shape.max_tokens)
+        self._max_logits = max(verified, shape.max_rows, PROMPT_LOGPROB_ROWS)
         self._weight_bytes = 0  # without the linear layers that `Weights` packs
         self._arena = Arena()
         batch = Batch(

@@ -146,18 +146,21 @@ class KVCache:
         if self.prefix_cache:
             self._radix.keep(self._radix.match(namespace, tokens).node)
 
-    def try_grow(self, table: PageTable, num_tokens: int) -> list[int] | None:
-        """Give the table room for `num_tokens` tokens, evicting cached pages if need be.
+    def try_grow(
+        self, table: PageTable, num_tokens: int, *, evicting: bool = True
+    ) -> list[int] | None:
+        """Give the table room for `num_tokens` tokens.
 
+        evicting:  whether cached pages may be evicted for it
         Returns the new pages; None, and nothing changed, when there are too few.
         """
         if num_tokens <= len(table.pages) * self.page_size:
             return []
         count = pages_needed(num_tokens, self.page_size) - len(table.pages)
         missing = count - self._pool.num_free
-        if missing > self.num_cached:
+        if missing > (self.num_cached if evicting else 0):
             return None
-        if self.windows is not None and not self.windows.has(count):
+        if self.windows is not None and not self.windows.has(count, evicting=evicting):
             return None
         if missing > 0:
             evicted = self._radix.evict(missing)

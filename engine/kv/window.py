@@ -79,9 +79,9 @@ class WindowPages:
             self._users[page] += 1
         return pages
 
-    def has(self, count: int) -> bool:
-        """Return whether `take` could return `count` pages."""
-        return count <= self.num_free + self.num_cached
+    def has(self, count: int, *, evicting: bool = True) -> bool:
+        """Return whether `take` could return `count` pages, if it may evict cached ones or not."""
+        return count <= self.num_free + (self.num_cached if evicting else 0)
 
     def take(self, count: int) -> list[int]:
         """Return new pages, evicting cached ones if need be. Check `has` first."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 
 from remora.configs.errors import EngineError
@@ -17,7 +16,6 @@ from remora.engine.parallel.shared_tokens import SharedTokens
 from remora.engine.parallel.wire import Failed, JoinGroup, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
 from remora.engine.runner.inputs import InputBatch
-from remora.engine.types import IntArray, TokenArray
 
 
 class Follower:
@@ -80,7 +78,7 @@ class Follower:
                 raise ValueError(f"unexpected message from rank 0: {message}")
 
     def _step(self, step: Step) -> None:
-        self._add_tokens(step.rows, step.token_ids)
+        self._table.add_runs(step.rows, step.token_ids)  # several of a row, if steps overlap
         if self.adapters is not None:
             for load in step.plan.loads:
                 self.adapters.install(load.slot, load.lora_id)
@@ -93,10 +91,3 @@ class Follower:
         sampled = step.plan.rows[step.plan.samples]
         if self._shared_tokens is not None and len(sampled):
             self._shared_tokens.receive(len(sampled))
-
-    def _add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
-        """Append tokens in order; a row may have several, of steps that overlapped."""
-        while len(rows):
-            _, first = np.unique(rows, return_index=True)
-            self._table.add_tokens(rows[first], token_ids[first])
-            rows, token_ids = np.delete(rows, first), np.delete(token_ids, first)

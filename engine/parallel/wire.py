@@ -26,7 +26,7 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, JOIN_GROUP = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q7I")
+_STEP = struct.Struct("<Q9I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
@@ -39,7 +39,7 @@ _SAMPLING = SamplingParams()
 class Step:
     """Run a forward pass, after appending the tokens of the step before.
 
-    rows, token_ids:  [num_sampled] one new token of each row
+    rows, token_ids:  [num_sampled] new tokens in order, and the row of each
     """
 
     plan: StepPlan
@@ -91,6 +91,8 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         len(plan.page_ids),
         len(plan.window_ids),
         len(plan.rows),
+        len(plan.num_drafts),
+        len(plan.draft_ids),
     )
     payload = b"".join(
         (
@@ -98,6 +100,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
             np.array([load.lora_id for load in loads], "<i8").tobytes(),
             *(np.ascontiguousarray(init.token_ids, "<i8").tobytes() for init in added),
             token_ids.astype("<i8", copy=False).tobytes(),
+            plan.draft_ids.astype("<i8", copy=False).tobytes(),
             np.array([load.slot for load in loads], "<i4").tobytes(),
             np.array(facts, "<i4").tobytes(),
             *(
@@ -109,6 +112,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
                     plan.rows,
                     plan.starts,
                     plan.num_tokens,
+                    plan.num_drafts,
                     rows,
                 )
             ),
@@ -151,16 +155,19 @@ def decode(kind: int, payload: memoryview) -> Message:
 
 def _decode_step(payload: memoryview) -> Step:
     step_id, *counts = _STEP.unpack_from(payload)
-    num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, num_sampled = counts
+    num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, *counts = counts
+    num_drafting, num_drafts, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
     lora_ids = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
+    draft_ids = numbers.take(num_drafts, np.int64)
     slots = numbers.take(num_loads, np.int32)
     facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
     window_ids = numbers.take(num_windows, np.int32)
     rows, starts, num_each = (numbers.take(num_rows, np.int32) for _ in range(3))
+    drafts_each = numbers.take(num_drafting, np.int32)
     sampled_rows = numbers.take(num_sampled, np.int32)
     samples = numbers.take(num_rows, np.bool_)
     numbers.check_end()
@@ -175,6 +182,8 @@ def _decode_step(payload: memoryview) -> Step:
         starts=starts,
         num_tokens=num_each,
         samples=samples,
+        num_drafts=drafts_each,
+        draft_ids=draft_ids,
         loads=tuple(
             SlotLoad(slot, lora_id)
             for slot, lora_id in zip(slots.tolist(), lora_ids.tolist(), strict=True)

@@ -169,6 +169,7 @@ def _native(
         page_size=plan.page_size,
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
+        max_drafts=0 if plan.speculation is None else plan.speculation.max_drafts,
         kv_dtype=KV_DTYPES.get(plan.kv_dtype),
         kv_skip_layers=plan.kv_skip_layers,
         kv_scales=held_scales(plan.kv_scales, model.layers, range(model.config.num_kv_heads)),

@@ -49,7 +49,8 @@ class StepInputs:
     tables:       [max_rows, max_pages] page ids, a view that is valid until the next plan; entries
                   past a row's last page are the dump page
     num_decodes:  rows with one token
-    logit_index:  [R] tokens whose logits are wanted
+    logit_index:  [R] tokens whose logits are wanted: the last of a sampling row, and with drafts
+                  also each token before a draft
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
     grown:        [4, N] entries of `tables` that are new with this step: line, column, page, and
                   the page of window layers
@@ -122,6 +123,13 @@ class InputBatch:
             self._grown.append((row, column, page, window_page))
             self._num_pages[row] += 1
 
+    def add_runs(self, rows: IntArray, token_ids: TokenArray) -> None:
+        """Append tokens in order; a row may have several."""
+        while len(rows):
+            _, first = np.unique(rows, return_index=True)
+            self.add_tokens(rows[first], token_ids[first])
+            rows, token_ids = np.delete(rows, first), np.delete(token_ids, first)
+
     def add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
         """Append one new token to each row."""
         places = self._num_tokens[rows]
@@ -135,6 +143,9 @@ class InputBatch:
         first = plan.starts.astype(np.int64)
         rows = plan.rows.astype(np.int64)
         num_rows = len(rows)
+        has_drafts = len(plan.draft_ids) > 0
+        if has_drafts:
+            self._put_drafts(plan)
         starts = np.zeros(num_rows + 1, dtype=np.int64)
         np.cumsum(counts, out=starts[1:])
         if starts[-1] == num_rows:  # one token each: nothing to repeat
@@ -162,13 +173,30 @@ class InputBatch:
             rows=rows,
             tables=self.tables,
             num_decodes=num_decodes,
-            logit_index=(starts[1:] - 1)[plan.samples],
+            logit_index=_verified(plan, starts) if has_drafts else (starts[1:] - 1)[plan.samples],
             adapters=self._adapters[token_rows],
             grown=grown,
             windows=windowed
             if windowed is None
             else WindowInputs(slots=slots(windowed), tables=windowed),
         )
+
+    def _put_drafts(self, plan: StepPlan) -> None:
+        """Write drafts behind the known tokens of their rows, where new tokens replace them."""
+        ends = plan.starts.astype(np.int64) + plan.num_tokens
+        rows = np.repeat(plan.rows, plan.num_drafts)
+        self._token_ids[rows, _last(ends, plan.num_drafts)] = plan.draft_ids
+
+
+def _verified(plan: StepPlan, starts: Int64Array) -> Int64Array:
+    """Return the tokens whose logits sampling rows need: 1 + drafts of each."""
+    return _last(starts[1:][plan.samples], 1 + plan.num_drafts[plan.samples])
+
+
+def _last(ends: Int64Array, counts: IntArray) -> Int64Array:
+    """Join the ranges [ends - counts, ends)."""
+    places = np.arange(counts.sum())
+    return places + np.repeat(ends - np.cumsum(counts), counts)
 
 
 def dummy_step(

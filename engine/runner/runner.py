@@ -22,7 +22,9 @@ from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.sampling.sampler import PendingSample, Sampler, SampleResult
 from remora.engine.sampling.token_sampler import TokenSampler, describe
+from remora.engine.spec.acceptance import DraftLines
 from remora.engine.types import (
+    NO_TOKENS,
     FloatArray,
     IntArray,
     LogprobRows,
@@ -32,15 +34,15 @@ from remora.engine.types import (
     TokenArray,
 )
 
-NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
-NOTHING_SAMPLED = SampleResult(token_ids=NO_TOKENS)
 NO_ROWS: IntArray = np.empty(0, dtype=np.int32)
+NOTHING_SAMPLED = SampleResult(rows=NO_ROWS, token_ids=NO_TOKENS)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
     """A step between `begin` and `finish`.
 
+    rows:  [R] of each line of logits
     gone:  rows that a later step has dropped or restarted
     """
 
@@ -49,6 +51,7 @@ class _Step:
     rows: IntArray
     logits: Tensor
     forward_s: float
+    drafts: DraftLines | None = None
     pending: PendingSample | None = None
     prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     hidden_states: dict[int, FloatArray] = field(default_factory=dict)
@@ -132,15 +135,16 @@ class LocalRunner:
         sampled = NOTHING_SAMPLED
         if step.pending is not None:
             sampled = self._sampler.finish(step.pending, step.gone)
-            rows, token_ids = step.rows, sampled.token_ids
+            rows, token_ids = sampled.rows, sampled.token_ids
             if step.gone:
                 stays = ~np.isin(rows, list(step.gone))
                 rows, token_ids = rows[stays], token_ids[stays]
-            self._table.add_tokens(rows, token_ids)
+            add = self._table.add_tokens if step.drafts is None else self._table.add_runs
+            add(rows, token_ids)
             self._finished.append((rows, token_ids))
         return StepResult(
             step_id=step.plan.step_id,
-            rows=step.rows,
+            rows=sampled.rows,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=step.prompt_logprobs,
@@ -159,15 +163,23 @@ class LocalRunner:
         self._followers.step(plan, rows, token_ids)  # first: they have as much to do as rank 0
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
-        rows = plan.rows[plan.samples]
+        drafts = DraftLines.of(plan)
+        rows = plan.rows[plan.samples] if drafts is None else drafts.rows
         started = time.perf_counter()
         if not self._steps:  # with a step in flight, the constraints lack its tokens
             self._sampler.begin(rows)
-        self._sampler.prepare(rows)
+        self._sampler.prepare(rows, drafts)
         logits = self._forward.forward(inputs)
         forward_s = time.perf_counter() - started
         self._steps.append(
-            _Step(plan=plan, inputs=inputs, rows=rows, logits=logits, forward_s=forward_s)
+            _Step(
+                plan=plan,
+                inputs=inputs,
+                rows=rows,
+                logits=logits,
+                forward_s=forward_s,
+                drafts=drafts,
+            )
         )
 
     def _sample(self, step: _Step, ended: Collection[int]) -> None:
@@ -176,7 +188,7 @@ class LocalRunner:
             self._sampler.drop_row(row)
             self._prompts.pop(row, None)
         if len(step.rows):
-            step.pending = self._sampler.choose(step.logits, step.rows)
+            step.pending = self._sampler.choose(step.logits, step.rows, step.drafts)
             if self._device_tokens is not None:
                 self._device_tokens.set_last_tokens(step.pending.sampled.token_ids)
         if self._shown:

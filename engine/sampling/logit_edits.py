@@ -8,6 +8,7 @@ logits that change and not the vocabulary. Knows nothing of temperature, seeds o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,13 @@ class TokenCounts:
     def counts(self) -> FloatArray:
         """Occurrences [N] of `ids` in the output."""
         return self._counts[: len(self._places)]
+
+    def copy(self) -> TokenCounts:
+        """Return counts that change on their own."""
+        made = copy(self)
+        made._places, made._ids = self._places.copy(), self._ids.copy()
+        made._counts = self._counts.copy()
+        return made
 
     def add(self, token_id: int) -> None:
         """Count one more output token."""
@@ -124,6 +132,14 @@ class RowEdits:
         if self.bad_words is None:
             return stops
         return np.union1d(stops, np.array(self.bad_words.next_ids(), np.int64))
+
+    def after(self, token_id: int) -> RowEdits:
+        """Return the edits after one more output token; these stay as they are."""
+        made = copy(self)
+        made.counts = None if self.counts is None else self.counts.copy()
+        made.bad_words = copy(self.bad_words)
+        made.add_token(token_id)
+        return made
 
     def add_token(self, token_id: int) -> None:
         """Append an output token."""

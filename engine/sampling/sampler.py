@@ -32,8 +32,17 @@ from remora.engine.sampling.token_sampler import (
     SampledTokens,
     TokenSampler,
 )
+from remora.engine.spec.acceptance import DraftLines
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import IntArray, LogprobRows, Request, RowFault, RowInit, TokenArray
+from remora.engine.types import (
+    BoolArray,
+    IntArray,
+    LogprobRows,
+    Request,
+    RowFault,
+    RowInit,
+    TokenArray,
+)
 from remora.kernels import sampling as torch_kernels
 from remora.kernels.memory import to_device
 
@@ -45,16 +54,18 @@ MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """One new token for each sampled row.
+    """New tokens of the sampled rows: one each, or several with drafts.
 
-    token_ids:  [R] in the order of the `rows` argument
-    logprobs:   row -> one line; only rows that asked
+    rows:       [N] the row of each token, in the order of the `rows` argument
+    token_ids:  [N]
+    logprobs:   row -> a line for each of its tokens; only rows that asked
     bad_rows:   row -> why it has no token: its logits held a NaN or an infinity, no token was
                 allowed, or its constraint failed. Its token and log-probabilities are meaningless;
                 the engine ends these requests, and only these, with an error.
-    completed:  rows whose grammar is complete with this token
+    completed:  rows whose grammar is complete with their last token
     """
 
+    rows: IntArray
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
@@ -67,12 +78,14 @@ class PendingSample:
 
     logprobs:  (lines that asked for log-probabilities, these)
     failed:    rows whose processor failed
+    drafts:    of the rows, if any have some
     """
 
     rows: IntArray
     sampled: SampledTokens
     logprobs: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
     failed: Mapping[int, RowFault] = field(default_factory=dict)
+    drafts: DraftLines | None = None
 
 
 def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
@@ -188,26 +201,32 @@ class Sampler:
         """Start work of `choose` that needs no logits, in another thread."""
         self._masks.begin(rows)
 
-    def prepare(self, rows: IntArray) -> None:
-        """Compute the draw parameters of the next `choose`, whose rows these are."""
-        self._prepared = rows, self._draws(rows)
+    def prepare(self, rows: IntArray, drafts: DraftLines | None = None) -> None:
+        """Compute the draw parameters of the next `choose`, whose rows and drafts these are."""
+        self._prepared = rows, self._draws(rows, drafts)
         self.token_sampler.prepare(self._prepared[1], is_plain=bool(self._is_plain[rows].all()))
 
     def close(self) -> None:
         """End the thread, if there is one."""
         self._masks.close()
 
-    def sample(self, logits: Tensor, rows: IntArray) -> SampleResult:
-        """Sample one token for each of `rows` [R], and advance each row's position by one.
+    def sample(
+        self, logits: Tensor, rows: IntArray, drafts: DraftLines | None = None
+    ) -> SampleResult:
+        """Sample one token for each of `rows` [R], or several with drafts, and advance the rows.
 
         logits: [R, V] float32, raw; overwritten
         """
-        return self.finish(self.choose(logits, rows))
+        return self.finish(self.choose(logits, rows, drafts))
 
-    def choose(self, logits: Tensor, rows: IntArray) -> PendingSample:
+    def choose(
+        self, logits: Tensor, rows: IntArray, drafts: DraftLines | None = None
+    ) -> PendingSample:
         """Start to sample; `finish` must follow before these rows are sampled again.
 
         logits: [R, V] float32, raw; overwritten
+        drafts: if a row has some, and `drafts.rows` is `rows`: a row has a line for each draft, and
+                one more
         """
         raw = self._raw_logits(logits, rows)
         masks = self._masks.take(rows)
@@ -216,19 +235,16 @@ class Sampler:
         if self._edits:
             apply_edits(
                 logits,
-                [
-                    (line, self._edits[row])
-                    for line, row in enumerate(rows.tolist())
-                    if row in self._edits
-                ],
+                self._edited(rows, drafts),
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
         (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
-            draws = self._draws(rows)
+            draws = self._draws(rows, drafts)
         chosen = self.token_sampler.choose(logits, draws)
-        self._num_outputs[rows] += 1
+        if drafts is None:
+            self._num_outputs[rows] += 1
         return PendingSample(
             rows=rows,
             sampled=chosen,
@@ -237,6 +253,7 @@ class Sampler:
                 for num_top, (lines, copied) in raw.items()
             ),
             failed=failed,
+            drafts=drafts,
         )
 
     def finish(self, pending: PendingSample, gone: Collection[int] = ()) -> SampleResult:
@@ -246,14 +263,22 @@ class Sampler:
         """
         rows = pending.rows
         token_ids, faults = pending.sampled.take()
+        kept: BoolArray | None = None
+        if pending.drafts is not None:
+            kept = pending.drafts.kept(token_ids, faults)
+            faults = {line: fault for line, fault in faults.items() if kept[line]}
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
         bad_rows |= pending.failed
+        if kept is not None:
+            rows, token_ids = rows[kept], token_ids[kept]
+            np.add.at(self._num_outputs, rows, 1)
         ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
         self._note_tokens(rows, token_ids, gone)
         return SampleResult(
+            rows=rows,
             token_ids=token_ids,
-            logprobs=_by_row(pending),
+            logprobs=_by_row(pending, kept),
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
         )
@@ -267,15 +292,28 @@ class Sampler:
         }
         return {row: fault for row, fault in faults.items() if fault is not None}
 
-    def _draws(self, rows: IntArray) -> Draws | None:
+    def _edited(self, rows: IntArray, drafts: DraftLines | None) -> list[tuple[int, RowEdits]]:
+        """Return the edits of each edited line; after drafts, as if these were output."""
+        edited: list[tuple[int, RowEdits]] = []
+        for line, row in enumerate(rows.tolist()):
+            if row in self._edits:
+                edits = self._edits[row]
+                if drafts is not None and drafts.offsets[line]:
+                    edits = edited[-1][1].after(int(drafts.draft_ids[line - 1]))
+                edited.append((line, edits))
+        return edited
+
+    def _draws(self, rows: IntArray, drafts: DraftLines | None) -> Draws | None:
         """Return the draw parameters of rows [R]; None when all are greedy."""
         temperature = self._temperature[rows]
         if not temperature.any():
             return None
-        positions = self._num_outputs[rows].astype(np.uint64)
+        positions = self._num_outputs[rows]
+        if drafts is not None:
+            positions = positions + drafts.offsets
         return Draws(
             temperature=temperature,
-            uniforms=uniforms(self._seeds[rows], positions),
+            uniforms=uniforms(self._seeds[rows], positions.astype(np.uint64)),
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
@@ -305,14 +343,19 @@ class Sampler:
                         by_row[row].add_token(token_id)
 
 
-def _by_row(pending: PendingSample) -> dict[int, LogprobRows]:
-    """Log-probabilities of the sampled tokens: row -> one line."""
+def _by_row(pending: PendingSample, kept: BoolArray | None) -> dict[int, LogprobRows]:
+    """Log-probabilities of the sampled tokens: row -> a line for each, one if `kept` is None."""
     described = {}
     for lines, logprobs in pending.logprobs:
         together = logprobs.take()
+        spans: dict[int, tuple[int, int]] = {}
         for place, line in enumerate(lines.tolist()):
-            here = slice(place, place + 1)
-            described[int(pending.rows[line])] = LogprobRows(
+            if kept is None or kept[line]:
+                row = int(pending.rows[line])
+                spans[row] = spans.get(row, (place, 0))[0], place + 1
+        for row, (first, last) in spans.items():
+            here = slice(first, last)
+            described[row] = LogprobRows(
                 token_ids=together.token_ids[here],
                 logprobs=together.logprobs[here],
                 ranks=together.ranks[here],

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
 
 from remora.configs.errors import InvariantViolated
 from remora.configs.planning.scheduling_plan import BY_ARRIVAL, SchedulingPlan
@@ -27,10 +26,12 @@ from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.scheduler.admission_order import WaitingOrder
 from remora.engine.scheduler.admission_pace import Refusal
+from remora.engine.scheduler.in_flight import InFlightStep
 from remora.engine.scheduler.integrity import check_pages, check_rows, check_tokens
+from remora.engine.scheduler.plan_builder import PlanBuilder
 from remora.engine.scheduler.priority import lower_priority, preemption_victim, waiting_key
 from remora.engine.scheduler.sequence import Sequence
-from remora.engine.scheduler.step_draft import StepDraft
+from remora.engine.spec.speculation import Speculation
 from remora.engine.types import (
     FinishReason,
     LogprobRows,
@@ -43,25 +44,6 @@ from remora.engine.types import (
 # Sequences that may start before one that waits for an adapter slot; then all wait until a running
 # sequence frees a slot.
 MAX_SKIPPED = 32
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightStep:
-    """A step in flight: its plan, and each row's sequence and `num_starts`."""
-
-    plan: StepPlan
-    rows: Mapping[int, tuple[Sequence, int]]
-
-    def note_start(self, now_s: float) -> None:
-        """Record the queue time of sequences that run for the first time."""
-        for init in self.plan.added:
-            seq, _ = self.rows[init.row]
-            if seq.queue_s is None:
-                seq.queue_s = now_s - seq.arrived_s
-
-    def ended_rows(self) -> frozenset[int]:
-        """Return the rows that their sequences have left since."""
-        return frozenset(row for row, (seq, start) in self.rows.items() if not _holds(seq, start))
 
 
 class Scheduler:
@@ -80,8 +62,10 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
         rules: SchedulingPlan = BY_ARRIVAL,
         seed: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.kv = kv
+        self.speculation = speculation
         self.adapters = adapters or AdapterSlots(0)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -152,7 +136,7 @@ class Scheduler:
         admitting:  whether waiting sequences may start; must be true when nothing runs
         """
         rules = self._rules
-        draft = StepDraft(
+        step = PlanBuilder(
             self._max_step_tokens,
             max_prompt_tokens=rules.max_prefill_tokens,
             max_prompts=rules.max_prefill_requests,
@@ -160,19 +144,21 @@ class Scheduler:
         preemptions_before = self.num_preemptions
         decoding, extending = self._running_rows()
         if rules.mixed_steps:
-            self._decode(decoding, draft)
+            self._decode(decoding, step)
         for seq in extending:
-            self._extend(seq, draft)
+            self._extend(seq, step)
         if admitting and self.num_preemptions == preemptions_before:
-            self._admit(draft)  # not after preemptions: the victim would return at once
-        if not rules.mixed_steps and not draft.has_tokens:
-            self._decode(decoding, draft)
-        if not draft.has_tokens:
+            self._admit(step)  # not after preemptions: the victim would return at once
+        if not rules.mixed_steps and not step.has_tokens:
+            self._decode(decoding, step)
+        if self.speculation is not None:
+            self._draft(self.speculation, step)
+        if not step.has_tokens:
             if self.has_work and not self.in_flight:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
-        plan, rows = draft.launch(self._num_steps, self._dropped_rows)
+        plan, rows = step.launch(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
         self.in_flight.append(InFlightStep(plan, rows))
         return plan
@@ -190,7 +176,7 @@ class Scheduler:
                 decoding.append(seq)
         return decoding, extending
 
-    def _decode(self, decoding: list[Sequence], draft: StepDraft) -> None:
+    def _decode(self, decoding: list[Sequence], step: PlanBuilder) -> None:
         """Plan one token for each sequence; those without room on their last page come last."""
         page_size = self.kv.page_size
         ready: list[Sequence] = []
@@ -200,37 +186,47 @@ class Scheduler:
                 len(seq.table.pages) * page_size
             )
             (ready if has_room else growing).append(seq)
-        draft.plan_next(ready[: draft.budget])
+        step.plan_next(ready[: step.budget])
         for seq in growing:
-            if seq.row is not None and draft.budget > 0:  # not preempted for one before it
-                self._plan_tokens(seq, 1, draft, of_prompt=False)
+            if seq.row is not None and step.budget > 0:  # not preempted for one before it
+                self._plan_tokens(seq, 1, step, of_prompt=False)
 
-    def _extend(self, seq: Sequence, draft: StepDraft) -> None:
-        count = min(seq.num_pending, self._chunk_tokens, draft.prompt_room())
+    def _draft(self, speculation: Speculation, step: PlanBuilder) -> None:
+        """Add drafts to decoding rows, within the tokens and the free pages that are left."""
+        for seq, draft_ids in speculation.propose(step.decoding(), step.budget):
+            num_tokens = seq.num_planned + 1 + len(draft_ids)
+            pages = self.kv.try_grow(seq.table, num_tokens, evicting=False)
+            if pages is not None:
+                step.plan_drafts(seq, draft_ids, pages)
+
+    def _extend(self, seq: Sequence, step: PlanBuilder) -> None:
+        count = min(seq.num_pending, self._chunk_tokens, step.prompt_room())
         if seq.row is not None and count > 0:
-            self._plan_tokens(seq, count, draft, of_prompt=True)
+            self._plan_tokens(seq, count, step, of_prompt=True)
 
-    def _plan_tokens(self, seq: Sequence, count: int, draft: StepDraft, *, of_prompt: bool) -> None:
+    def _plan_tokens(
+        self, seq: Sequence, count: int, step: PlanBuilder, *, of_prompt: bool
+    ) -> None:
         """Give a running sequence its share of the step; preempts until it has its pages."""
         while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
             victim = preemption_victim(self.running)
-            self._evict(victim, draft)
+            self._evict(victim, step)
             if victim is seq:
                 return
-        draft.plan(seq, count, pages, of_prompt=of_prompt)
+        step.plan(seq, count, pages, of_prompt=of_prompt)
 
-    def _admit(self, draft: StepDraft) -> None:
+    def _admit(self, step: PlanBuilder) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
 
         The first that does not fit ends the round: passing it could starve it. A sequence that
         lacks only an adapter slot may be skipped MAX_SKIPPED times.
         """
         skipped: list[Sequence] = []
-        if not self.waiting or draft.prompt_room() == 0 or self._refusal.holds(self._num_steps):
+        if not self.waiting or step.prompt_room() == 0 or self._refusal.holds(self._num_steps):
             return
         whole = not self._rules.chunked_prefill
         for seq in self._order.arrange(self.waiting, self.kv):
-            room = draft.prompt_room(whole=whole)
+            room = step.prompt_room(whole=whole)
             if room == 0:
                 return
             if seq.leader is not None and not _is_ready(seq.leader):
@@ -242,18 +238,18 @@ class Scheduler:
                 continue
             if whole and uncached_tokens(seq, self.kv) > room:
                 return
-            if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
+            if not self._try_admit(seq, step) and not self._preempt_for(seq, step):
                 return
             for other in skipped:
                 other.num_skipped += 1
 
-    def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
+    def _try_admit(self, seq: Sequence, step: PlanBuilder) -> bool:
         if not self._free_rows:
             return False
         if not seq.computes_prompt:
             known = seq.token_ids[: seq.num_tokens - 1]  # at least one token must be computed
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
-        room = draft.prompt_room(whole=not self._rules.chunked_prefill)
+        room = step.prompt_room(whole=not self._rules.chunked_prefill)
         count = min(seq.num_pending, self._chunk_tokens, room)
         fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
         if not fits:
@@ -269,25 +265,25 @@ class Scheduler:
         seq.row = self._free_rows.pop()
         seq.num_starts += 1
         self.kv.note_hit(seq.table)
-        self._enter_slot(seq, draft)
+        self._enter_slot(seq, step)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
             self.num_prompt_tokens += seq.num_prompt_tokens
             self.num_cached_tokens += seq.num_computed
-        draft.start(seq, seq.table.pages[: seq.table.num_matched])
-        draft.plan(seq, count, pages, of_prompt=True)
+        step.start(seq, seq.table.pages[: seq.table.num_matched])
+        step.plan(seq, count, pages, of_prompt=True)
         return True
 
-    def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:
+    def _enter_slot(self, seq: Sequence, step: PlanBuilder) -> None:
         lora_id = seq.request.lora_id
         if lora_id:
             seq.adapter_slot, is_new = self.adapters.acquire(lora_id)
             if is_new:
-                draft.load(seq.adapter_slot, lora_id)
+                step.load(seq.adapter_slot, lora_id)
 
     # -- preemption --------------------------------------------------------------------------
 
-    def _preempt_for(self, seq: Sequence, draft: StepDraft) -> bool:
+    def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt for a sequence of higher priority, if that is allowed and makes enough room."""
         if self._preemption_gap is None:
             return False
@@ -297,24 +293,24 @@ class Scheduler:
             staying = [other for other in self.running if other not in leaving]
             if not staying or can_start(seq, staying, self.kv, self.reserve):
                 for victim in leaving:
-                    self._preempt(victim, draft)
-                return self._try_admit(seq, draft)
+                    self._preempt(victim, step)
+                return self._try_admit(seq, step)
         return False
 
-    def _evict(self, seq: Sequence, draft: StepDraft) -> None:
+    def _evict(self, seq: Sequence, step: PlanBuilder) -> None:
         """Preempt because memory is short, and raise the reserve."""
         seq.num_evictions += 1
-        self._preempt(seq, draft)
+        self._preempt(seq, step)
         self.reserve.on_preemption(
             sum(other.num_output_tokens for other in self.running),
             sum(other.max_tokens for other in self.running),
             len(self.running),
         )
 
-    def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
+    def _preempt(self, seq: Sequence, step: PlanBuilder) -> None:
         """Take a sequence's pages and row, and queue it again."""
         self.num_preemptions += 1
-        draft.cancel(seq)
+        step.cancel(seq)
         self._leave_row(seq)
         self._forget_pages(seq)
         self.add(seq)
@@ -354,6 +350,8 @@ class Scheduler:
             self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
         else:
             self.kv.release(seq.table)
+        if self.speculation is not None:
+            self.speculation.end(seq)
         if not self.has_work:
             self.reserve.on_idle()
 
@@ -366,33 +364,35 @@ class Scheduler:
         if result.step_id != plan.step_id:
             raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
         self.reserve.on_step()
-        sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
+        runs, counts = result.runs(), plan.num_tokens.tolist()
+        drafted: Container[int] = ()
+        if self.speculation is not None:
+            drafted = step.settle_drafts(self.speculation, result, runs, counts)
         logprobs, completed, windows = result.logprobs, result.completed, self.kv.windows
         has_extras = bool(result.hidden_states or result.prompt_logprobs or result.bad_rows)
         outputs = []
-        rows = zip(step.rows.items(), plan.num_tokens.tolist(), strict=True)
-        for (row, (seq, start)), count in rows:
-            if seq.row is None or seq.num_starts != start:  # as in _holds
+        for (row, (seq, start)), count in zip(step.rows.items(), counts, strict=True):
+            if seq.row is None or seq.num_starts != start:  # as in `holds`
                 continue
             if has_extras:
-                self._take_extras(seq, row, result)
+                self._take_extras(seq, row, count, result)
             seq.num_computed += count
             seq.num_in_flight_tokens -= count
-            token = sampled.get(row)
-            if token is not None:
+            run = runs.get(row)
+            if run is not None:
                 seq.num_pending_outputs -= 1
             if row in result.bad_rows:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)
                 outputs.append(self._output(seq, error=result.bad_rows[row]))
                 continue
-            if count > 1 or seq.num_computed == seq.num_prompt_tokens:
+            if (count > 1 and row not in drafted) or seq.num_computed == seq.num_prompt_tokens:
                 self._publish(seq)
             if windows is not None:
                 self.kv.slide(seq.table, seq.num_computed)
-            if token is not None:
+            if run is not None:
                 outputs.append(
-                    self._accept(seq, token, logprobs.get(row), is_complete=row in completed)
+                    self._accept(seq, run, logprobs.get(row), is_complete=row in completed)
                 )
         if self._prompts:
             self._prompts.difference_update(
@@ -401,10 +401,10 @@ class Scheduler:
         return outputs
 
     @staticmethod
-    def _take_extras(seq: Sequence, row: int, result: StepResult) -> None:
+    def _take_extras(seq: Sequence, row: int, count: int, result: StepResult) -> None:
         """Keep hidden states and prompt log-probabilities of a row, before its tokens count."""
         if row in result.hidden_states:
-            seq.take_hidden(seq.num_computed, result.hidden_states[row])
+            seq.take_hidden(seq.num_computed, result.hidden_states[row][:count])
         if row in result.bad_rows:
             return
         if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
@@ -417,14 +417,20 @@ class Scheduler:
             self.kv.keep(seq.namespace, seq.token_ids[:kept])
 
     def _accept(
-        self, seq: Sequence, token: int, logprobs: LogprobRows | None, *, is_complete: bool
+        self,
+        seq: Sequence,
+        run: tuple[int, ...],
+        logprobs: LogprobRows | None,
+        *,
+        is_complete: bool,
     ) -> SequenceOutput:
-        """Append a sampled token, and end the sequence if it is the last."""
+        """Append new tokens, and end the sequence if the last of them is its last."""
         sampling = seq.request.sampling
         token_ids = seq.token_ids
         is_first = len(token_ids) == seq.num_prompt_tokens
-        token_ids.append(token)
-        self.num_generated_tokens += 1
+        token_ids += run
+        token = run[-1]  # only this one can be the last: drafts never are
+        self.num_generated_tokens += len(run)
         is_stop_token = token in sampling.stop_token_ids or (
             token in self._eos_token_ids and (is_complete or not sampling.ignore_eos)
         )
@@ -436,13 +442,13 @@ class Scheduler:
             return SequenceOutput(
                 request_id=seq.request.request_id,
                 index=seq.index,
-                token_ids=(token,),
+                token_ids=run,
                 num_cached_tokens=seq.num_cached_tokens or 0,
                 queue_s=seq.queue_s or 0.0,
             )
         return self._output(
             seq,
-            token_ids=(token,),
+            token_ids=run,
             logprobs=logprobs,
             prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
             stop_token_id=token if is_stop_token else None,
@@ -475,8 +481,3 @@ class Scheduler:
 
 def _is_ready(leader: Sequence) -> bool:
     return leader.is_finished or leader.prompt_is_computed
-
-
-def _holds(seq: Sequence, start: int) -> bool:
-    """Return whether a sequence still has the row of this start."""
-    return seq.row is not None and seq.num_starts == start

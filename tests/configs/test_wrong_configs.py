@@ -191,7 +191,7 @@ FAULTS = [
     Wrong(args=("--dialect", "vllm", "--", "--model", "m"), says=("--dialect vllm: must be one of sglang, lightllm",)),
     Wrong(args=("--dialect", "sglang", "--", "model"), says=("model.path: required key is missing",)),
     sglang("x", "--tp", "2", says=("x: expected an option that begins with --",)),
-    sglang("--speculative-algorithm", "EAGLE", says=("--speculative-algorithm = 'EAGLE': refused: not yet: speculative",)),
+    sglang("--speculative-algorithm", "EAGLE", says=("--speculative-algorithm = 'EAGLE': refused: not yet: drafts by trained heads",)),
     sglang("--json-model-override-args", "{", says=("--json-model-override-args = '{': not valid JSON",)),
     # its YAML file
     *(

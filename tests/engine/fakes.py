@@ -59,6 +59,16 @@ def make_logprobs(token_ids: TokenArray) -> LogprobRows:
     )
 
 
+def drafts_of(plan: StepPlan) -> dict[int, list[int]]:
+    """The drafts of each row that has some."""
+    drafts, rest = {}, plan.draft_ids.tolist()
+    for row, count in zip(plan.rows.tolist(), plan.num_drafts.tolist(), strict=False):
+        if count:
+            drafts[row], rest = rest[:count], rest[count:]
+    assert not rest, "drafts of no row"
+    return drafts
+
+
 class FakeRunner:
     """Executes plans as a rank would, reading every context token back through the page table.
 
@@ -124,17 +134,23 @@ class FakeRunner:
         assert counts == sorted(counts, key=lambda count: count > 1), "one-token rows come first"
 
     def forward(self, plan: StepPlan) -> None:
+        drafts = drafts_of(plan)
         for place, row in enumerate(plan.rows.tolist()):
-            self.compute(row, int(plan.starts[place]), int(plan.num_tokens[place]))
+            known = [*self.tokens[row], *drafts.get(row, ())]
+            self.compute(row, known, int(plan.starts[place]), int(plan.num_tokens[place]))
 
     def choose(self, plan: StepPlan, ended: Collection[int] = ()) -> StepResult:
-        rows, sampled = plan.rows[plan.samples], []
-        for row in rows.tolist():
-            token = NO_TOKEN
-            if row not in ended:
-                token = next_token(self.read(row), self.adapter(row))
-            self.tokens[row].append(token)
-            sampled.append(token)
+        rows: list[int] = []
+        sampled: list[int] = []
+        drafts = drafts_of(plan)
+        logprobs = {}
+        for row in plan.rows[plan.samples].tolist():
+            run = [NO_TOKEN] if row in ended else self.new_tokens(row, drafts.get(row, []))
+            self.tokens[row] += run
+            rows += [row] * len(run)
+            sampled += run
+            if self.rows[row].sampling.logprobs is not None:
+                logprobs[row] = make_logprobs(np.array(run))
         scored = {}
         for place, row in enumerate(plan.rows.tolist()):
             init, start = self.rows[row], int(plan.starts[place])
@@ -143,20 +159,31 @@ class FakeRunner:
                 scored[row] = make_logprobs(init.token_ids[start + 1 : stop])
         return StepResult(
             step_id=plan.step_id,
-            rows=rows,
+            rows=np.array(rows, dtype=np.int32),
             token_ids=np.array(sampled, dtype=np.int64),
+            logprobs=logprobs,
             prompt_logprobs=scored,
-            bad_rows={row: self.fault for row in rows.tolist() if row in self.bad_rows},
+            bad_rows={row: self.fault for row in rows if row in self.bad_rows},
         )
 
-    def compute(self, row: int, start: int, count: int) -> None:
-        for position in range(start, start + count):
-            self.memory[self.slot(row, position)] = self.tokens[row][position], self.adapter(row)
-        if self.window is not None:
-            self.compute_windowed(row, range(start, start + count), self.window)
+    def new_tokens(self, row: int, drafts: list[int]) -> list[int]:
+        """Sample until a token is not the next draft, reading drafts that were right."""
+        known, adapter = list(self.tokens[row]), self.adapter(row)
+        first = len(known)
+        for draft in (*drafts, None):
+            known.append(next_token(self.read(row, known), adapter))
+            if known[-1] != draft:
+                break
+        return known[first:]
 
-    def compute_windowed(self, row: int, positions: range, window: int) -> None:
-        what = {at: (self.tokens[row][at], self.adapter(row)) for at in range(positions.stop)}
+    def compute(self, row: int, known: list[int], start: int, count: int) -> None:
+        for position in range(start, start + count):
+            self.memory[self.slot(row, position)] = known[position], self.adapter(row)
+        if self.window is not None:
+            self.compute_windowed(row, known, range(start, start + count), self.window)
+
+    def compute_windowed(self, row: int, known: list[int], positions: range, window: int) -> None:
+        what = {at: (known[at], self.adapter(row)) for at in range(positions.stop)}
         for at in positions:
             slot = self.slot(row, at, self.window_tables)
             assert slot >= self.page_size, "the dump page was written to"
@@ -165,11 +192,11 @@ class FakeRunner:
             found = self.window_memory[self.slot(row, at, self.window_tables)]
             assert found == what[at], "what the window sees is another's"
 
-    def read(self, row: int) -> list[int]:
-        context = [self.memory[self.slot(row, at)] for at in range(len(self.tokens[row]))]
-        expected = [(token, self.adapter(row)) for token in self.tokens[row]]
+    def read(self, row: int, known: list[int]) -> list[int]:
+        context = [self.memory[self.slot(row, at)] for at in range(len(known))]
+        expected = [(token, self.adapter(row)) for token in known]
         assert context == expected, "KV memory holds another sequence's or adapter's tokens"
-        return self.tokens[row]
+        return known
 
     def adapter(self, row: int) -> int:
         return self.adapters[self.rows[row].adapter_slot]

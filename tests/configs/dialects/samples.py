@@ -6,9 +6,12 @@ from typing import Any
 
 from remora.configs.dialects.catalogue import Parameter
 
+_DRAFTING = "optimisations.speculative_decoding"
+
 # Where no value can be made from the type: texts in some form, and lists of them.
 SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--log-level"): "debug",
+    ("sglang", "--speculative-ngram-min-match-window-size"): 2,
     ("sglang", "--log-level-http"): "warning",
     ("sglang", "--lora-paths"): ["a=/adapters/a", "b=/adapters/b"],
     ("sglang", "--lora-target-modules"): ["q_proj"],
@@ -77,6 +80,19 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("rtp_llm", "--trace-malloc-stack"): {"--trace-memory": True},
     ("rtp_llm", "--fast-gen-context-budget"): {"--enable-fast-gen": True},
     ("backend", "lora_repo.path"): {"load_lora_dynamic": True},
+    **{
+        ("sglang", name): {"--speculative-algorithm": "NGRAM"}
+        for name in (
+            "--speculative-num-draft-tokens",
+            "--speculative-ngram-min-match-window-size",
+            "--speculative-ngram-max-match-window-size",
+        )
+    },
+    ("backend", f"{_DRAFTING}.enabled"): {f"{_DRAFTING}.extra_params.algorithm": "n-gram"},
+    ("backend", f"{_DRAFTING}.extra_params.num_draft_tokens"): {
+        f"{_DRAFTING}.enabled": True,
+        f"{_DRAFTING}.extra_params.algorithm": "n-gram",
+    },
 }
 
 

@@ -70,9 +70,18 @@ def test_language_models_only_and_both_types_agree() -> None:
         parse_args(backend(model_type="llm", optimisations={"model_type": "stt"}))
 
 
-def test_speculation_is_refused_only_when_it_is_on() -> None:
+@pytest.mark.observes("backend:optimisations.speculative_decoding.extra_params.algorithm")
+def test_speculation_is_off_unless_it_is_enabled() -> None:
     off = {"speculative_decoding": {"enabled": False, "type": "auto", "extra_params": {}}}
-    assert parse_args(backend(optimisations=off))
-    on = {"speculative_decoding": {"enabled": True, "extra_params": {"algorithm": "n-gram"}}}
-    with pytest.raises(ConfigError, match="not yet: speculative decoding"):
-        parse_args(backend(optimisations=on))
+    assert parse_args(backend(optimisations=off)).speculation.method == "none"
+    for extra in ({}, {"algorithm": "eagle3"}):
+        on = {"speculative_decoding": {"enabled": True, "extra_params": extra}}
+        with pytest.raises(ConfigError, match="n-gram works with any model"):
+            parse_args(backend(optimisations=on))
+
+
+def test_rows_of_a_verifying_step_are_drafts_and_one_more() -> None:
+    extra = {"algorithm": "n-gram", "num_draft_tokens": 6, "num_steps": 3, "topk": 1, "tp_size": 2}
+    on = {"speculative_decoding": {"enabled": True, "type": "auto", "extra_params": extra}}
+    found = parse_args(backend(optimisations=on)).speculation
+    assert (found.method, found.max_drafts) == ("ngram", 5)

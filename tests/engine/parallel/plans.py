@@ -25,6 +25,7 @@ def make_steps(draw: st.DrawFn) -> Step:
     pages = draw(st.lists(st.tuples(INT32, INT32), max_size=9))
     windows = draw(st.one_of(st.just([]), st.just([page for page, _ in pages])))
     sampled = draw(st.lists(st.tuples(INT32, TOKENS), max_size=9))
+    drafts = draw(st.one_of(st.just([]), st.just([1] * len(places))))
     prompts = draw(st.lists(st.lists(TOKENS, max_size=20), max_size=4))
     added = tuple(
         RowInit(
@@ -48,6 +49,8 @@ def make_steps(draw: st.DrawFn) -> Step:
         starts=_int32([place[1] for place in places]),
         num_tokens=_int32([place[2] for place in places]),
         samples=np.array([place[3] for place in places], np.bool_),
+        num_drafts=_int32(drafts),
+        draft_ids=np.array([draw(TOKENS) for _ in drafts], np.int64),
         loads=tuple(
             SlotLoad(slot, lora_id)
             for slot, lora_id in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
@@ -69,6 +72,8 @@ def as_sent(step: Step) -> Any:
         plan.starts,
         plan.num_tokens,
         plan.samples,
+        plan.num_drafts,
+        plan.draft_ids,
     )
     return (
         plan.step_id,

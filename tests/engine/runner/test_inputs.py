@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,3 +139,24 @@ def test_a_page_too_many_is_an_error() -> None:
 
     with pytest.raises(IndexError):
         table.add_pages(np.array([0, 0], np.int32), np.array([1, 2], np.int32))
+
+
+def test_drafts_follow_the_known_tokens_and_are_replaced_by_new_ones() -> None:
+    table = InputBatch(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
+    table.start(make_row(0, [10, 11]))
+    table.start(make_row(1, [20, 21, 22]))
+    table.add_pages(np.array([0, 1, 1], np.int32), np.array([1, 2, 3], np.int32))
+    plan = replace(
+        make_plan([(0, 0, 1, False), (1, 2, 3, True)]),
+        num_drafts=np.array([0, 2], np.int32),
+        draft_ids=np.array([7, 8]),
+    )
+
+    inputs = table.inputs(plan)
+
+    assert inputs.token_ids.tolist() == [10, 22, 7, 8]
+    assert inputs.positions.tolist() == [0, 2, 3, 4]
+    assert inputs.logit_index.tolist() == [1, 2, 3]
+
+    table.add_runs(np.array([1, 1], np.int32), np.array([7, 30]))
+    assert table.inputs(make_plan([(1, 4, 1, True)])).token_ids.tolist() == [30]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.spec.speculation import Speculation
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import FakeRunner, make_engine, make_plan
 
@@ -50,14 +51,16 @@ class Harness:
         overlap: bool = False,
         made: EnginePlan | None = None,
         runner: Any = None,
+        speculation: Speculation | None = None,
         **plan: object,
     ) -> None:
         self.plan = made or make_plan(**plan)
         window = self.plan.windows.window if self.plan.windows else None
         self.runner = runner or FakeRunner(self.plan.page_size, window)
-        self.engine = make_engine(self.plan, self.runner, overlap=overlap)
+        self.engine = make_engine(self.plan, self.runner, overlap=overlap, speculation=speculation)
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
+        self.described: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.stops: dict[tuple[str, int], int | None] = {}
         self.errors: dict[tuple[str, int], str] = {}
@@ -73,6 +76,8 @@ class Harness:
             key = (output.request_id, output.index)
             assert key not in self.ends, "output after the end"
             self.tokens[key] += output.token_ids
+            if output.logprobs is not None:
+                self.described[key] += output.logprobs.token_ids.tolist()
             self.scored[key] += [t for p in output.prompt_logprobs for t in p.token_ids.tolist()]
             if output.finish_reason is not None:
                 self.ends[key], self.stops[key] = output.finish_reason, output.stop_token_id

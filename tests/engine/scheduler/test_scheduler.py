@@ -23,8 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness = Harness(
-            overlap=self.overlap,
+        self.harness = self.make_harness(
             num_pages=20,
             priority_preemption_gap=1,
             conservativeness=0.1,
@@ -33,6 +32,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
+
+    def make_harness(self, **options: Any) -> Harness:
+        return Harness(overlap=self.overlap, **options)
 
     @rule(
         prompt=PROMPTS,

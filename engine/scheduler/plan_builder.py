@@ -6,17 +6,25 @@ policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 
 import numpy as np
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.scheduler.sequence import Sequence
-from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan
+from remora.engine.types import (
+    NO_DRAFTS,
+    NO_TOKENS,
+    IntArray,
+    RowInit,
+    SlotLoad,
+    StepPlan,
+    TokenArray,
+)
 
 
-class StepDraft:
+class PlanBuilder:
     """Collects a StepPlan under a budget of tokens.
 
     max_prompt_tokens, max_prompts:  of prompts in the step; None = only the budget counts
@@ -36,6 +44,7 @@ class StepDraft:
         self._started: dict[Sequence, list[int]] = {}
         self._pages: dict[Sequence, list[int]] = {}
         self._counts: dict[Sequence, int] = {}
+        self._drafts: dict[Sequence, SequenceABC[int]] = {}
         self._loads: dict[int, int] = {}
 
     @property
@@ -71,6 +80,18 @@ class StepDraft:
         """Plan the next token of sequences whose pages have room for it."""
         self._counts.update(dict.fromkeys(sequences, 1))
         self.budget -= len(sequences)
+
+    def decoding(self) -> list[Sequence]:
+        """Return the sequences that decode: their newest token is planned, and nothing else."""
+        return [seq for seq in self._counts if seq not in self._prompts]
+
+    def plan_drafts(self, seq: Sequence, draft_ids: SequenceABC[int], new_pages: list[int]) -> None:
+        """Plan drafts after the next token of a sequence, which is not preempted any more."""
+        self._counts[seq] += len(draft_ids)
+        self._drafts[seq] = draft_ids
+        if new_pages:
+            self._pages[seq] = [*self._pages.get(seq, ()), *new_pages]
+        self.budget -= len(draft_ids)
 
     def load(self, slot: int, lora_id: int) -> None:
         """Load an adapter into a slot, even if its sequence is cancelled later."""
@@ -109,10 +130,13 @@ class StepDraft:
         starts: list[int] = []
         samples: list[bool] = []
         rows: dict[int, tuple[Sequence, int]] = {}
+        drafts = self._drafts
         for seq in order:  # one pass: the sequences of many rows do not fit the CPU's caches
             count = self._counts[seq]
             start = seq.num_computed + seq.num_in_flight_tokens
-            is_last = len(seq.token_ids) + seq.num_pending_outputs == start + count
+            is_last = seq in drafts or (
+                len(seq.token_ids) + seq.num_pending_outputs == start + count
+            )
             starts.append(start)
             samples.append(is_last)
             rows[_row(seq)] = seq, seq.num_starts
@@ -130,6 +154,8 @@ class StepDraft:
             num_tokens=_ints(map(self._counts.__getitem__, order)),
             samples=np.array(samples, dtype=np.bool_),
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
+            num_drafts=_ints(len(drafts.get(seq, ())) for seq in order) if drafts else NO_DRAFTS,
+            draft_ids=_drafts_in(order, drafts) if drafts else NO_TOKENS,
         )
         return plan, rows
 
@@ -154,6 +180,12 @@ def _row_init(seq: Sequence) -> RowInit:
         healed_id=seq.request.healed_id,
         adapter_slot=seq.adapter_slot,
     )
+
+
+def _drafts_in(
+    order: Iterable[Sequence], drafts: Mapping[Sequence, SequenceABC[int]]
+) -> TokenArray:
+    return np.array([token for seq in order for token in drafts.get(seq, ())], dtype=np.int64)
 
 
 def _ints(values: Iterable[int]) -> IntArray:
