@@ -98,6 +98,7 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
         (config.model.quantization != "none", "model.quantization", "set it to none"),
         (config.engine.kv_dtype != "auto", "engine.kv_dtype", "leave it out; there is no KV cache"),
         (bool(config.lora.adapters) or config.lora.dynamic, "lora", "leave it out"),
+        (config.speculation.method != "none", "speculation.method", "leave it out"),
         (config.model.impl == "transformers", "model.impl transformers", "set it to auto"),
         (bool(config.model.weight_roots), "model.weight_roots", "leave it out"),
         (bool(config.model.weight_loaders), "model.weight_loaders", "leave it out"),
