@@ -125,8 +125,6 @@ def _kind(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
         return "{" + ", ".join(f"`{part}`" for part in parts) + "}"
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
     if "anyOf" in schema:
         return " or ".join(_kind(choice, schemas) for choice in schema["anyOf"])
     if schema.get("pattern"):

@@ -423,7 +423,7 @@ def _packed_cache(
     keys = config.model
     is_rounded = plan.quantization != "none" and plan.device == "cpu"
     has_files = plan.load_format != "dummy" and not keys.delete_after_load
-    if keys.packed_cache == "off" or not (is_rounded and has_files and adapting.edit is None):
+    if keys.packed_cache is None or not (is_rounded and has_files and adapting.edit is None):
         return None
     return PackedCache.of(
         plan.model_path,

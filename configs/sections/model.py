@@ -38,8 +38,8 @@ class ModelSection(Section):
     each output; products quantise the activations of each token; head, embeddings and, with int8,
     experts are not rounded."""
 
-    packed_cache: Bytes | Literal["off"] = 32 * 2**30
-    """Limit of the cache of weights that `quantization` rounded on a CPU, over all models; off =
+    packed_cache: Bytes | None = 32 * 2**30
+    """Limit of the cache of weights that `quantization` rounded on a CPU, over all models; null =
     none is kept. Later starts read them, unless weight files, `quantization` or kernels differ.
     They are in packed/ of the cache directory; models that were started longest ago are removed."""
 

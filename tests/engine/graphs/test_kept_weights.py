@@ -163,11 +163,11 @@ def test_an_engine_keeps_what_it_rounds_unless_that_is_off(
     monkeypatch.setenv("REMORA_CACHE", str(cache))
 
     build(path)
-    build(path, quantization="int4", packed_cache="off")
+    build(path, quantization="int4", packed_cache=None)
     build(path, quantization="int4", load_format="dummy")
     assert not (cache / "packed").exists()
 
     said = [build(path, quantization="int4") for _ in range(2)]
     assert ["packed weights cached" in each for each in said] == [False, True]
     assert len(list((cache / "packed").iterdir())) == 1
-    assert "cached" not in build(path, quantization="int4", packed_cache="off")
+    assert "cached" not in build(path, quantization="int4", packed_cache=None)
