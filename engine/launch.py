@@ -186,9 +186,9 @@ def build_engine(
         table = make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
             _dump_as_configured(model, config)
-            build = partial(build_forward, packed=_packed_cache(config, plan, facts, adapting))
-            built = build(
-                model, plan, table, _kernels(), group, fill=fill, show_progress=show_progress
+            packed = _packed_cache(config, plan, facts, adapting)
+            built = build_forward(
+                model, plan, table, _kernels(), group, fill, packed, show_progress=show_progress
             )
             others.ready()
         if config.model.delete_after_load:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # HTTP handlers import this module without torch
     from remora.kernels.lora import LowRankSlots, RowGroups
     from remora.kernels.quantised.weight_kinds import WeightKind
 
-PROMPT_LOGPROB_ROWS = 64  # most rows of logits per call of `ForwardPass.logits`
-
 
 class AttentionBackend(Protocol):
     """Attention over paged KV. Owns the KV tensors; knows nothing of page ownership."""

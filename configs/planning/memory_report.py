@@ -17,7 +17,7 @@ from remora.configs.planning.rounding import ROUNDINGS
 
 _FLOAT = 4
 _PANEL = 64  # columns that native matrix products write together
-PROMPT_LOGPROB_ROWS = 64  # native steps allocate at least this many rows of logits
+PROMPT_LOGPROB_ROWS = 64  # logits of prompt tokens that are computed at a time
 _LENGTHS = (512, 2048, 8192, 32_768)
 
 
@@ -62,6 +62,11 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
     )
 
 
+def logit_rows(max_rows: int, max_tokens: int, max_drafts: int) -> int:
+    """Return the most lines of logits of a native step; a draft has a line of its own."""
+    return max(min(max_rows * (1 + max_drafts), max_tokens), max_rows, PROMPT_LOGPROB_ROWS)
+
+
 def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
     """Return the bytes of a step's activations, logits and tables."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
@@ -70,7 +75,8 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
     angles = 2 * plan.max_sequence_tokens * model.head_dim * _FLOAT
     if is_native:
         normal_bytes, written_bytes = _operand_bytes(plan)
-        rows = max(plan.max_running_requests, PROMPT_LOGPROB_ROWS)
+        drafts = 0 if plan.speculation is None else plan.speculation.max_drafts
+        rows = logit_rows(plan.max_running_requests, plan.max_step_tokens, drafts)
         stream, normal, made, context, gated = (_whole_panels(width) for width in widths)
         tokens = (stream + max(stream, made) + _PANEL) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes

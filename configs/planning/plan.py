@@ -236,7 +236,7 @@ def make_plan(
         stored=_describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
         rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
-        speculation=plan_speculation(config.speculation, device, on_device.overlap),
+        speculation=plan_speculation(config, device, overlap=on_device.overlap),
     )
     return _with_pools(plan, config, model, budget)
 

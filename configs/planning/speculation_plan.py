@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
-from remora.configs.sections.speculation import SpeculationSection
+from remora.configs.schema import ServeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,34 +25,22 @@ class SpeculationPlan:
     is_adaptive: bool = True
 
 
-def check_speculation(*, device: str, overlap: bool, num_ranks: int = 1) -> None:
-    """Raise ConfigError where rows cannot have drafts.
+def plan_speculation(config: ServeConfig, device: str, *, overlap: bool) -> SpeculationPlan | None:
+    """Return how rows get drafts; None = not at all.
 
     overlap:  whether steps are planned before the tokens of the step before are known
+    Raises ConfigError where rows cannot have drafts.
     """
-    if device != "cpu":
-        raise ConfigError(
-            f"speculation works on the CPU only, and the model runs on {device}: leave the section "
-            "speculation out"
-        )
-    if num_ranks > 1:
-        raise ConfigError(
-            f"speculation works on one rank, and the model runs on {num_ranks}: leave the section "
-            "speculation out"
-        )
-    if overlap:
-        raise ConfigError(
-            "speculation does not work while steps overlap (engine.overlap): leave one of them out"
-        )
-
-
-def plan_speculation(
-    section: SpeculationSection, device: str, overlap: bool
-) -> SpeculationPlan | None:
-    """Return how rows get drafts; None = not at all. Raises ConfigError."""
+    section, num_ranks = config.speculation, config.parallel.num_ranks
     if section.method == "none":
         return None
-    check_speculation(device=device, overlap=overlap)
+    for is_so, why in (
+        (device != "cpu", f"works on the CPU only, and the model runs on {device}"),
+        (num_ranks > 1, f"works on one rank, and the model runs on {num_ranks}"),
+        (overlap, "does not work while steps overlap (engine.overlap)"),
+    ):
+        if is_so:
+            raise ConfigError(f"speculation {why}: leave the section speculation out")
     return SpeculationPlan(
         max_drafts=section.max_drafts,
         shortest=section.shortest_suffix,

@@ -16,6 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from remora.configs.planning.memory_report import logit_rows
 from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.graphs import step_norms
 from remora.engine.graphs.operands import Operand, RowBuffers, allocate_floats
@@ -32,13 +33,7 @@ from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
-from remora.engine.protocols import (
-    PROMPT_LOGPROB_ROWS,
-    Fill,
-    PackedStore,
-    nothing_kept,
-    nothing_left,
-)
+from remora.engine.protocols import Fill, PackedStore, nothing_kept, nothing_left
 from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.experts import add_weighted
@@ -100,8 +95,7 @@ class StepProgramBuilder:
         self._model, self._config, self._team = model, config, team
         self._shape = shape
         self._formats = formats
-        verified = min(shape.max_rows * (1 + shape.max_drafts), shape.max_tokens)
-        self._max_logits = max(verified, shape.max_rows, PROMPT_LOGPROB_ROWS)
+        self._max_logits = logit_rows(shape.max_rows, shape.max_tokens, shape.max_drafts)
         self._weight_bytes = 0  # without the linear layers that `Weights` packs
         self._arena = Arena()
         batch = Batch(

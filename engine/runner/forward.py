@@ -79,9 +79,9 @@ def build_forward(
     table: InputBatch,
     cache_dir: Path,
     group: Group = ALONE,
-    *,
     fill: Fill = nothing_left,
     packed: PackedCache | None = None,
+    *,
     show_progress: bool = False,
 ) -> BuiltForward:
     """Build the plan's forward pass from a model, which it takes over.
@@ -177,15 +177,15 @@ def _native(
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)
     builder = StepProgramBuilder(model, team, shape, table, formats)
+    packing = ""
     if packed is None:
-        program, packing = builder.build(fill), ""
+        program = builder.build(fill)
     else:
         recipe = f"{library.name} {plan.dtype} {formats}"
         with packed.open(recipe, plan.num_threads) as store:
             program = builder.build(fill, store)
-        packing = f"; {store.num_read / 1e6:,.0f} MB of packed weights cached" * bool(
-            store.num_read
-        )
+        if store.num_read:
+            packing = f"; {store.num_read / 1e6:,.0f} MB of packed weights cached"
     return BuiltForward(
         forward=program,
         token_sampler=HostTokenSampler(NativeSampling(team)),

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remora.configs.planning.memory_report import PROMPT_LOGPROB_ROWS
 from remora.engine.parallel.followers import Followers, NoFollowers
 from remora.engine.parallel.group import Alone, Group
-from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, DeviceTokens, ForwardPass
+from remora.engine.protocols import AdapterPool, DeviceTokens, ForwardPass
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.sampling.sampler import PendingSample, Sampler, SampleResult

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "dot.h"
+#include "grouped_rows.h"
 #include "product_writer.h"
 #include "tile_product.h"
 
@@ -50,52 +51,12 @@ void widened_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
-// totals[r][v] += the product of row r of a group with the columns at registers [at, at + N).
-template <class Group, int MR, int N>
-INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int stride,
-                      const float* scales, const int32_t* sums, int groups, rf (&total)[MR][N]) {
-  typedef typename Group::Codes Codes;
-  ri acc[MR][N];
-  UNROLL for (int r = 0; r < MR; r++)
-    UNROLL for (int v = 0; v < N; v++)
-      acc[r][v] = spread((U8_ZERO - Codes::ZERO) * sums[r * groups]);
-  const char* codes = Group::codes_of(panel, group) + at * REGISTER;
-  constexpr int UNIT = Codes::WORDS * PANEL * 4;  // bytes
-  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += UNIT)
-    UNROLL for (int step = 0; step < Codes::STEPS; step++) {
-      ri column[N];
-      UNROLL for (int v = 0; v < N; v++)
-        column[v] = Codes::step(step, [&](int word) {
-          return load<ri>(codes + word * PANEL * 4 + v * REGISTER);
-        });
-      UNROLL for (int r = 0; r < MR; r++) {
-        const ri value = spread_word(x + (int64_t)r * stride + (first + step) * 4);
-        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
-      }
-    }
-  const char* block = Group::block_of(panel, group);
-  UNROLL for (int v = 0; v < N; v++) {
-    const typename Group::Scales::template Of<rf> of_columns(block, group % Group::GROUPS,
-                                                             (at + v) * REGISTER_LANES);
-    UNROLL for (int r = 0; r < MR; r++)
-      total[r][v] = fma(of_columns.scaled(to_float(acc[r][v]), (float)sums[r * groups]),
-                        spread(scales[r * groups]), total[r][v]);
-  }
-}
-
 template <class Group, int MR, int NV>
 void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel,
                   int vector, int row) {
-  const int groups = x.stride / Group::SIZE;
-  const int used = padded_k(weight.format, weight.k) / Group::SIZE;
-  const int8_t* rows = (const int8_t*)x.values + (int64_t)row * x.stride;
-  const float* scales = x.scales + (int64_t)row * groups;
-  const int32_t* sums = x.sums + (int64_t)row * groups;
-  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
   rf acc[MR][NV * PARTS] = {};
-  for (int group = 0; group < used; group++)
-    add_group<Group>(w, group, vector * PARTS, rows + group * Group::SIZE, x.stride,
-                     scales + group, sums + group, groups, acc);
+  add_groups<Group>(weight.data + panel * panel_bytes(weight.format, weight.k),
+                    padded_k(weight.format, weight.k) / Group::SIZE, vector * PARTS, x, row, acc);
   vf total[MR][NV];
   to_vectors<MR, NV>(acc, total);
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);

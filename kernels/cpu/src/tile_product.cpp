@@ -7,7 +7,7 @@
 #include "buffer.h"
 #include "division.h"
 #include "dot.h"
-#include "few_rows.h"
+#include "grouped_rows.h"
 #include "tile_low_rank.h"
 #include "tile_widened.h"
 
@@ -248,7 +248,8 @@ void multiply_bf16(const Weight& weight, const Finish& finish, int first) {
   }
 }
 
-// Sums of BLOCKS blocks of rows with four or two vectors of columns: four tiles. The sums of one group are added while tiles multiply the next one.
+// Sums of BLOCKS blocks of rows with four or two vectors of columns: four tiles. The sums of one group
+// are added while tiles multiply the next one.
 template <class Group, int BLOCKS>
 class GroupedProduct {
  public:
@@ -327,18 +328,28 @@ class GroupedProduct {
   alignas(64) int32_t dots_[4][TILE_SIDE][LANES] = {};
 };
 
+// A tile takes as long for one row as for sixteen, and needs codes unpacked in memory: vectors are
+// faster for up to so many rows.
+constexpr int FEW_ROWS = 4;
+
 template <class Group>
-void add_groups(const char* w, float* sums) {
+void add_few_rows(const char* w, const Rows& x, int first, float* sums) {
+  constexpr int N = PANEL_VECTORS * PARTS;
+  const PackedRows& rows = scratch.rows;
+  with_rows<FEW_ROWS>(rows.num_rows(), [&](auto count) {
+    constexpr int MR = decltype(count)::value;
+    rf total[MR][N] = {};
+    add_groups<Group>(w, rows.num_tiles(), 0, x, first, total);
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < N; v++)
+        store(sums + r * PANEL + v * REGISTER_LANES, total[r][v]);
+  });
+}
+
+template <class Group>
+void add_by_tiles(const char* w, float* sums) {
   const PackedRows& rows = scratch.rows;
   const int num_rows = rows.num_rows(), num_blocks = rows.num_blocks();
-  if (num_rows <= FEW_ROWS)
-    return with_rows<FEW_ROWS>(num_rows, [&](auto count) {
-      const char* x = rows.tiles(0);
-      for (int group = 0; group < rows.num_tiles(); group++, x += rows.tile_step(0)) {
-        const float* scales = rows.scales(0, group);
-        add_few_rows<Group, decltype(count)::value>(w, group, {x, scales, scales + TILE_SIDE}, sums);
-      }
-    });
   TileUse use(TilePalette(Group::SIZE, std::min(TILE_SIDE, num_rows)));
   // Meanwhile the next panel is read into the second-level cache.
   Prefetch ahead{Group::block_of(w, rows.num_tiles()),
@@ -395,7 +406,12 @@ void multiply_by_tiles(const Weight& weight, const Rows& x, const Writer& to,
       });
     });
   with_grouped(weight.format, [&](auto grouped) {
-    multiply_whole(weight, finish, first, add_groups<decltype(grouped)>);
+    multiply_whole(weight, finish, first, [&](const char* w, float* sums) {
+      if (last - first <= FEW_ROWS)
+        add_few_rows<decltype(grouped)>(w, x, first, sums);
+      else
+        add_by_tiles<decltype(grouped)>(w, sums);
+    });
   });
 }
 

@@ -16,8 +16,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +41,7 @@ from remora.engine.runner.inputs import InputBatch
 from remora.engine.weights.loader import whole_shapes
 from remora.engine.weights.packed_cache import PackedCache
 from remora.kernels.memory import Arena
+from tests.benchmarks.host.anonymous_memory import watched
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 1024, 3072, 16, 8, 128, 151_936
 MODEL: Mapping[str, Any] = {
@@ -80,7 +79,6 @@ GPT_OSS: Mapping[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
 }
 SLACK, FACTOR = 300e6, 1.2  # allowed on top of the weights, and times them
-PAUSE_S = 0.002
 MB = 1e6
 BFLOAT16, MXFP4 = "bfloat16", "mxfp4"
 PLAIN = ("embed_tokens.weight", "mlp.gate.weight")  # endings of tensors that are not quantised
@@ -295,7 +293,7 @@ def load(path: Path, quantization: str, packed: Path) -> tuple[int, int]:
     table = InputBatch(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
     taken = count_packed()
     with (
-        Peak() as peak,
+        watched() as peak,
         open_model(
             path, dtype=torch.bfloat16, load_format="auto", device="cpu", show_progress=False
         ) as (model, fill),
@@ -317,38 +315,6 @@ def count_packed() -> list[int]:
 
     Arena.take = count  # type: ignore[method-assign, assignment]
     return taken
-
-
-class Peak:
-    """The growth of this process's RssAnon, by a thread that samples it."""
-
-    growth = 0
-
-    def __enter__(self) -> Peak:
-        """Begin to sample."""
-        self._before = rss_anon()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop."""
-        self._is_over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._is_over.is_set():
-            self.growth = max(self.growth, rss_anon() - self._before)
-            time.sleep(PAUSE_S)
-
-
-def rss_anon() -> int:
-    """Return the bytes of this process that no file is behind."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this kernel does not tell RssAnon")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,6 @@ import multiprocessing
 import socket
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,6 +38,7 @@ from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.loader import whole_shapes
+from tests.benchmarks.host.anonymous_memory import watched
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,7 +54,6 @@ MODEL = {
 LAYOUTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
 KV_TOKENS, PROMPT_TOKENS = 2048, 64
 HOST, TIMEOUT_S = "127.0.0.1", 300.0
-SAMPLE_S = 0.002
 MB = 1e6
 
 
@@ -70,13 +66,6 @@ class Measured:
     kv: int
     loading_growth: int
     growth: int
-
-
-@dataclass(slots=True)
-class Peak:
-    """The most anonymous memory seen so far, in bytes."""
-
-    num_bytes: int = 0
 
 
 def main() -> None:
@@ -145,7 +134,6 @@ def run_rank(path: Path, layout: Layout, port: int, answer: Connection) -> None:
         device="cpu",
         timeout_s=TIMEOUT_S,
     )
-    before = anonymous_bytes()
     with watched() as peak:
         model = load_model(
             path,
@@ -155,7 +143,7 @@ def run_rank(path: Path, layout: Layout, port: int, answer: Connection) -> None:
             show_progress=False,
             layout=layout,
         )
-        loading = peak.num_bytes
+        loading = peak.growth
         share = sum(shard.memory.nbytes for shard in model.tensors().values())
         table = InputBatch(max_rows=2, max_tokens=plan.max_sequence_tokens, page_size=16)
         forward = build_forward(model, plan, table, path, group).forward
@@ -167,8 +155,8 @@ def run_rank(path: Path, layout: Layout, port: int, answer: Connection) -> None:
             rank=layout.rank,
             share=share,
             kv=plan.kv_bytes,
-            loading_growth=loading - before,
-            growth=peak.num_bytes - before,
+            loading_growth=loading,
+            growth=peak.growth,
         )
     )
 
@@ -214,33 +202,6 @@ def fill_table(table: InputBatch, plan: EnginePlan) -> StepPlan:
         num_tokens=np.full(1, PROMPT_TOKENS, np.int32),
         samples=np.ones(1, np.bool_),
     )
-
-
-@contextmanager
-def watched() -> Iterator[Peak]:
-    """Look at this process's anonymous memory all the time."""
-    peak, done = Peak(), threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            peak.num_bytes = max(peak.num_bytes, anonymous_bytes())
-            time.sleep(SAMPLE_S)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        thread.join()
-
-
-def anonymous_bytes() -> int:
-    """Return the resident bytes of this process that are no file's."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this kernel does not tell RssAnon")
 
 
 if __name__ == "__main__":

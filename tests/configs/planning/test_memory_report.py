@@ -46,6 +46,21 @@ def test_steps_of_more_tokens_and_more_experts_take_more_memory() -> None:
     assert found == sorted(set(found))
 
 
+def test_drafts_need_lines_of_logits_as_far_as_a_step_has_tokens() -> None:
+    engine = {"max_running_requests": 100, "max_step_tokens": 500}
+    found = [
+        reported(make_model(), engine=engine, speculation=section)[0].step_bytes
+        for section in (
+            {},
+            *({"method": "ngram", "max_drafts": drafts} for drafts in (1, 4, 9)),
+        )
+    ]
+
+    assert found == sorted(found)
+    assert len(set(found)) == 3
+    assert found[-1] == found[-2]
+
+
 def test_the_text_names_each_part_and_what_other_memories_hold() -> None:
     found, made = reported(make_model(windows=WINDOWS), engine={"kv_tokens": 1600})
 

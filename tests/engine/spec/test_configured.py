@@ -9,14 +9,17 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
-from remora.configs.sections.speculation import SpeculationSection
+from remora.configs.schema import ServeConfig
 from remora.engine.spec.build import make_controller, make_proposer
+
+
+def configured(keys: dict[str, Any], **sections: Any) -> ServeConfig:
+    return parse_args({"model": {"path": "/m"}, "speculation": keys, **sections})
 
 
 def planned(**keys: Any) -> SpeculationPlan:
     """Return what the section means with these keys."""
-    section = SpeculationSection(method="ngram", **keys)
-    plan = plan_speculation(section, "cpu", overlap=False)
+    plan = plan_speculation(configured({"method": "ngram", **keys}), "cpu", overlap=False)
     assert plan is not None
     return plan
 
@@ -31,7 +34,7 @@ def drafts(token_ids: list[int], most: int = 2, **keys: Any) -> list[int]:
 
 @pytest.mark.observes("speculation.method")
 def test_there_are_no_drafts_without_a_method() -> None:
-    assert plan_speculation(SpeculationSection(), "cpu", overlap=False) is None
+    assert plan_speculation(configured({}), "cpu", overlap=False) is None
     assert drafts([1, 2, 3, 1, 2]) == [3, 1]
 
 
@@ -68,10 +71,16 @@ def test_draft_lengths_adapt_or_stay_at_the_limit() -> None:
     assert sum(found[True]) <= 1
 
 
-@pytest.mark.parametrize(("device", "overlap"), [("cuda", False), ("cpu", True)])
-def test_devices_and_overlap_without_drafts_are_refused(device: str, overlap: bool) -> None:
-    with pytest.raises(ConfigError, match="leave"):
-        plan_speculation(SpeculationSection(method="ngram"), device, overlap=overlap)
+@pytest.mark.parametrize(
+    ("device", "overlap", "num_ranks"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
+)
+def test_where_rows_cannot_have_drafts_the_section_is_refused(
+    device: str, overlap: bool, num_ranks: int
+) -> None:
+    config = configured({"method": "ngram"}, parallel={"tp_size": num_ranks})
+
+    with pytest.raises(ConfigError, match=r"speculation .* leave"):
+        plan_speculation(config, device, overlap=overlap)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +94,4 @@ def test_devices_and_overlap_without_drafts_are_refused(device: str, overlap: bo
 )
 def test_contradictions_are_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse_args({"model": {"path": "/m"}, "speculation": keys})
+        configured(keys)

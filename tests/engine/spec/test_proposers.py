@@ -1,4 +1,4 @@
-"""What the n-gram proposer and the proposer of predicted outputs propose."""
+"""What the n-gram proposer proposes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.engine.spec.ngram import NgramProposer, continuation
-from remora.engine.spec.prediction import PredictionProposer
 
 MIB = 2**20
 
 
 def ngram(shortest: int = 2, longest: int = 4) -> NgramProposer:
     return NgramProposer(shortest=shortest, longest=longest, max_bytes=MIB)
-
-
-def predicting() -> PredictionProposer:
-    return PredictionProposer(ngram(), shortest=2, longest=4, max_bytes=MIB)
 
 
 def lists(drafts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -86,54 +81,3 @@ def test_a_long_prompt_is_searched_once_it_is_indexed() -> None:
     for _ in range(20):
         proposer.propose([])
     assert lists(proposer.propose([(0, 2)])) == [[9_002, 9_003]]
-
-
-PREDICTED = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
-
-
-def test_a_prediction_is_followed_from_its_beginning() -> None:
-    proposer = predicting()
-    proposer.predict(0, PREDICTED)
-    proposer.begin(0, [1, 2, 3])
-    assert lists(proposer.propose([(0, 3)])) == [[10, 11, 12]]
-    proposer.extend(0, [10, 11])
-    assert lists(proposer.propose([(0, 3)])) == [[12, 13, 14]]
-
-
-def test_a_prediction_is_found_again_after_a_difference() -> None:
-    proposer = predicting()
-    proposer.predict(0, PREDICTED)
-    proposer.begin(0, [1, 2, 3])
-    proposer.extend(0, [10, 11, 99])
-    assert lists(proposer.propose([(0, 3)])) == [[]]
-    proposer.extend(0, [15])
-    assert lists(proposer.propose([(0, 3)])) == [[]]
-    proposer.extend(0, [16])
-    assert lists(proposer.propose([(0, 9)])) == [[17, 18, 19]]
-
-
-def test_rows_without_a_prediction_get_the_other_drafts() -> None:
-    proposer = predicting()
-    proposer.predict(1, PREDICTED)
-    for key in (0, 1):
-        proposer.begin(key, [1, 2, 3, 1, 2])
-    assert lists(proposer.propose([(0, 2), (1, 2), (0, 1)])) == [[3, 1], [10, 11], [3]]
-    proposer.extend(1, PREDICTED)
-    proposer.extend(1, [2, 3])
-    assert lists(proposer.propose([(1, 1)])) == [[1]]
-    proposer.end(1)
-    assert lists(proposer.propose([(1, 2)])) == [[]]
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30))
-def test_predicted_drafts_are_always_a_part_of_the_prediction(
-    predicted: list[int], output: list[int]
-) -> None:
-    proposer = PredictionProposer(ngram(8, 8), shortest=2, longest=4, max_bytes=MIB)
-    proposer.predict(0, predicted)
-    proposer.begin(0, [])
-    for token_id in output:
-        (drafts,) = lists(proposer.propose([(0, 4)]))
-        places = range(len(predicted) + 1)
-        assert any(predicted[place : place + len(drafts)] == drafts for place in places)
-        proposer.extend(0, [token_id])

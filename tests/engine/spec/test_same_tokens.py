@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from remora.configs.errors import ConfigError
-from remora.configs.planning.speculation_plan import check_speculation
 from remora.engine.llm import LLM, Generation, SamplingParams
 from remora.engine.spec.speculation import Speculation
 from tests.conftest import TinyCheckpoints
@@ -158,11 +156,3 @@ def test_a_configured_engine_drafts_from_its_own_text(tiny_checkpoints: TinyChec
     assert drafting.stats().draft_tokens_total > drafting.stats().accepted_drafts_total > 0
     plain.close()
     drafting.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "overlap", "num_ranks"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
-)
-def test_what_does_not_work_is_refused(device: str, overlap: bool, num_ranks: int) -> None:
-    with pytest.raises(ConfigError, match=r"speculation .* leave"):
-        check_speculation(device=device, overlap=overlap, num_ranks=num_ranks)

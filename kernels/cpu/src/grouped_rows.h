@@ -1,0 +1,82 @@
+// Products of grouped weights with a few rows, by vectors.
+//
+// Codes are unpacked in registers. Sums of a group are whole numbers and exact, whatever the order;
+// they are scaled and added group by group, as tiles add them: both have the same bits.
+#pragma once
+
+#include "dot.h"
+#include "linear.h"
+
+namespace remora {
+
+// Where a group's codes lie. With tile registers, those of 16 columns are adjacent (linear.h).
+template <class Group>
+struct CodePlaces {
+  typedef typename Group::Codes Codes;
+  // Bytes between words of a column, and of all words of STEPS steps.
+  static constexpr int WORD = HAS_TILES ? LANES * 4 : PANEL * 4, STEPS = Codes::WORDS * WORD;
+  // Tiles take whole bytes as s8, vectors as u8.
+  static constexpr bool FLIPS = HAS_TILES && Codes::STEPS == 1;
+  static constexpr int ZERO = FLIPS ? 128 : Codes::ZERO;
+  // Codes are prefetched so many bytes before they are used; 0 = they are not.
+  static constexpr int AHEAD = HAS_TILES ? 2048 : 0;
+
+  // Of the columns of a register.
+  static constexpr int of(int number) {
+    constexpr int OF_VECTOR = HAS_TILES ? Group::GROUP_BYTES / PANEL_VECTORS : LANES * 4;
+    return number / PARTS * OF_VECTOR + number % PARTS * REGISTER;
+  }
+};
+
+// totals[r][v] += the product of row r of a group with the columns at registers [at, at + N).
+template <class Group, int MR, int N>
+INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int stride,
+                      const float* scales, const int32_t* sums, int groups, rf (&total)[MR][N]) {
+  typedef typename Group::Codes Codes;
+  typedef CodePlaces<Group> Places;
+  ri acc[MR][N];
+  UNROLL for (int r = 0; r < MR; r++)
+    UNROLL for (int v = 0; v < N; v++)
+      acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
+  const char* codes = Group::codes_of(panel, group);
+  if constexpr (Places::AHEAD > 0)
+    UNROLL for (int line = 0; line < Group::GROUP_BYTES; line += 64)
+      __builtin_prefetch(codes + Places::AHEAD + line);
+  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Places::STEPS)
+    UNROLL for (int step = 0; step < Codes::STEPS; step++) {
+      ri column[N];
+      UNROLL for (int v = 0; v < N; v++) {
+        column[v] = Codes::step(step, [&](int word) {
+          return load<ri>(codes + word * Places::WORD + Places::of(at + v));
+        });
+        if constexpr (Places::FLIPS) column[v] ^= (int32_t)0x80808080;
+      }
+      UNROLL for (int r = 0; r < MR; r++) {
+        const ri value = spread_word(x + (int64_t)r * stride + (first + step) * 4);
+        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+      }
+    }
+  const char* block = Group::block_of(panel, group);
+  UNROLL for (int v = 0; v < N; v++) {
+    const typename Group::Scales::template Of<rf> of_columns(block, group % Group::GROUPS,
+                                                             (at + v) * REGISTER_LANES);
+    UNROLL for (int r = 0; r < MR; r++)
+      total[r][v] = fma(of_columns.scaled(to_float(acc[r][v]), (float)sums[r * groups]),
+                        spread(scales[r * groups]), total[r][v]);
+  }
+}
+
+// The same for all `count` groups, and rows from `row` on.
+template <class Group, int MR, int N>
+INLINE void add_groups(const char* panel, int count, int at, const Rows& x, int row,
+                       rf (&total)[MR][N]) {
+  const int groups = x.stride / Group::SIZE;
+  const int8_t* rows = (const int8_t*)x.values + (int64_t)row * x.stride;
+  const float* scales = x.scales + (int64_t)row * groups;
+  const int32_t* sums = x.sums + (int64_t)row * groups;
+  for (int group = 0; group < count; group++)
+    add_group<Group>(panel, group, at, rows + group * Group::SIZE, x.stride, scales + group,
+                     sums + group, groups, total);
+}
+
+}  // namespace remora
