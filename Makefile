@@ -9,7 +9,7 @@ WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
+.PHONY: serve test test-slow test-clients soak chaos check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -25,6 +25,12 @@ test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, serv
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py
+
+soak: $(STAMP)  ## Serve mixed traffic for MINUTES (60) from SEED: growth, drift, wrong answers
+	$(BIN)/python -m tests.endurance.soak $(MINUTES:%=--minutes %) $(SEED:%=--seed %)
+
+chaos: $(STAMP)  ## Disturb each TOPOLOGY for MINUTES (4) by faults drawn from SEED; judge each request
+	$(BIN)/python -m tests.endurance.chaos $(MINUTES:%=--minutes %) $(SEED:%=--seed %) $(TOPOLOGY:%=--topology %)
 
 check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@
         InvalidAdapter         an adapter's files are broken, or made for another model
       CapacityError          try again later: 429 or 503, with retry_after_s
         QueueFull              the waiting queue has reached its limit
+        RateLimited            a tenant has reached a limit of its own
         Unavailable            loading, draining or stopped
         RequestTimedOut        ran for longer than api.request_timeout_s: 504
       EngineError            the server's fault: a 500; the replica reports itself unhealthy
@@ -105,6 +106,10 @@ class QueueFull(CapacityError):
     """The waiting queue has reached its limit."""
 
     limit = "max_queued_requests"
+
+
+class RateLimited(CapacityError):
+    """A tenant has reached a limit of its own."""
 
 
 class Unavailable(CapacityError):

@@ -11,7 +11,7 @@
     routing      which replica answers a request
     autoscaling  how many replicas run
     api          HTTP timeouts, strictness, parsers
-    limits       what one request may ask for
+    limits       what one request may ask for, and tenants
     metrics      metrics, traces, logs
     warmup       what runs before a replica is ready
     debug        checks, dumps, profiles
@@ -84,7 +84,7 @@ class ServeConfig(Section):
     """HTTP: timeouts, strictness, parsers."""
 
     limits: LimitsSection = LimitsSection()
-    """Limits of one request."""
+    """Limits of one request, and tenants."""
 
     metrics: MetricsSection = MetricsSection()
     """Metrics, traces, logs."""
@@ -94,6 +94,16 @@ class ServeConfig(Section):
 
     debug: DebugSection = DebugSection()
     """Checks, dumps and profiles."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers need an API key."""
+        return self.api.api_key is not None or self.limits.has_tenant_keys
+
+    @property
+    def separates_keys(self) -> bool:
+        """Whether each API key has a prefix cache of its own."""
+        return self.needs_key and not self.api.share_prefix_cache
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         model, engine, parallel = self.model, self.engine, self.parallel
@@ -126,6 +136,8 @@ class ServeConfig(Section):
         if dumps and not (by_torch and parallel.num_ranks == 1):
             needed = "engine.device cpu, engine.cpu_kernels torch, and one rank"
             yield "debug", f"tensor_dump_dir needs {needed}"
+        if self.api.share_prefix_cache and not self.needs_key:
+            yield "api", "share_prefix_cache has no effect without api_key or limits.tenants"
         if self.api.hidden_states and parallel.pp_size > 1:
             yield "api", "hidden_states needs parallel.pp_size 1"
         if model.skip_tokenizer:

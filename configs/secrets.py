@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.limits import UNNAMED
 
 _KEY = re.compile(r"[!-~]+")  # what a header can carry
 
@@ -42,6 +44,26 @@ def read_keys(reference: str, key: str) -> tuple[str, ...]:
             "cannot send; use letters, digits and punctuation"
         )
     return keys
+
+
+def read_callers_keys(config: ServeConfig) -> dict[str, tuple[str, ...]]:
+    """Return the keys of each tenant, and as the tenant UNNAMED's those of api.api_key.
+
+    Raises ConfigError, also for a key that two of them have.
+    """
+    found = dict[str, tuple[str, ...]]()
+    named = [(UNNAMED, config.api.api_key), *((t.name, t.api_key) for t in config.limits.tenants)]
+    for name, reference in named:
+        if reference is None:
+            continue
+        given = read_keys(reference, "api.api_key" if name == UNNAMED else "limits.tenants")
+        if any(set(given) & set(others) for others in found.values()):
+            raise ConfigError(
+                f"limits.tenants: {name!r} has a key that another tenant or api.api_key has; "
+                "give each a key of its own"
+            )
+        found[name] = given
+    return found
 
 
 def _read_file(path: Path, key: str) -> str:

@@ -26,6 +26,7 @@ from remora.configs.load import parse_models
 from remora.configs.multiple_models import deployment_names, split_models
 from remora.configs.planning.scheduling_plan import running_requests
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.limits import UNNAMED
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
 from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
@@ -130,7 +131,10 @@ def deployment_options(
 ) -> Mapping[str, Any]:
     """Return Serve's options for a model's deployment. Does not open the model."""
     engine, drain_s = config.engine, config.api.drain_s
-    max_requests = running_requests(engine)[1] + engine.max_queued_requests + SLACK_REQUESTS
+    # Each tenant has a queue of its own, and another one may be full.
+    num_queues = max(1, len({*(t.name for t in config.limits.tenants), UNNAMED}))
+    max_open = running_requests(engine)[1] + engine.max_queued_requests
+    max_requests = num_queues * max_open + SLACK_REQUESTS
     return {
         "name": DEPLOYMENT,
         **scaling_options(config),

@@ -42,7 +42,7 @@ class LiveSettings:
         before = self._server.config
         try:
             config = parse_args(self._args, user_config)
-            access = Access.of(config.api, is_local=self.access.is_local)
+            access = Access.of(config, is_local=self.access.is_local)
         except ConfigError as error:
             if not self._has_started:
                 raise

@@ -95,7 +95,7 @@ class LLMServer:
         config = parse_args(args)
         apply_log_config(config.metrics.log_config)
         is_local = await asyncio.to_thread(listens_locally)
-        access = Access.of(config.api, is_local=is_local)
+        access = Access.of(config, is_local=is_local)
         self._engine = ReplicaEngine(config)
         self._exit.callback(self._engine.close)
         launched = await self._engine.start()

@@ -13,6 +13,10 @@ covers both.
 | `ray.serve.context._get_global_client`: `http_config.host` | the address that Serve listens on |
 | `ray.serve.context._get_global_client`: `deploy_apps` | deploying a whole config file |
 | `ray.serve.delete(_blocking=False)` | stopping applications without Serve's time limit |
+| `ray.serve.context._get_global_client`: `get_serve_details` | the drain timeouts of deployments |
+| `ray.serve._private.constants`: `SERVE_CONTROLLER_NAME`, `SERVE_NAMESPACE` | the controller |
+| the programs `gcs_server` and `raylet`, children of a process that calls `ray.init` | their end |
+| `ray._private.worker._global_node`: `get_logs_dir_path` | naming Ray's logs in an error |
 | `ray.serve._private.constants`: `SERVE_SESSION_ID` | the header that names a session |
 | `ray.serve._private.constants`: `RAY_SERVE_ENABLE_HA_PROXY` | whether HAProxy is the proxy |
 | `serve_access_log` of a log record | telling access lines from other log lines |
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -94,6 +99,31 @@ def start_deleting(application: str) -> None:
     serve.delete(application, _blocking=False)
 
 
+def longest_drain_s() -> float:
+    """Return the longest time that Serve gives a replica of any deployment to stop."""
+    from ray.serve.context import _get_global_client
+
+    applications = _get_global_client().get_serve_details()["applications"].values()
+    configs = [
+        deployment["deployment_config"]
+        for application in applications
+        for deployment in application["deployments"].values()
+    ]
+    return max((float(config["graceful_shutdown_timeout_s"]) for config in configs), default=0.0)
+
+
+def has_controller() -> bool:
+    """Return whether Serve's controller runs or is being restarted. May block without a GCS."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    try:
+        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 def session_header() -> str:
     """Return the header that names a session when Serve's own proxy routes."""
     from ray.serve._private import constants
@@ -106,6 +136,30 @@ def uses_haproxy() -> bool:
     from ray.serve._private import constants
 
     return bool(constants.RAY_SERVE_ENABLE_HA_PROXY)
+
+
+# -- Ray's own processes ---------------------------------------------------------------------------
+
+
+def cluster_pids() -> dict[str, int]:
+    """Return the pids of the processes that Ray's cluster fails without, below this process."""
+    import psutil  # type: ignore[import-untyped]
+
+    names = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+    found = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.name() in names:
+                found[names[child.name()]] = child.pid
+    return found
+
+
+def ray_logs() -> str | None:
+    """Return the folder of the logs of the Ray that this process started; None if it has none."""
+    import ray
+
+    node = ray._private.worker._global_node
+    return None if node is None else str(node.get_logs_dir_path())
 
 
 # -- the key-value store of Ray's head node --------------------------------------------------------

@@ -29,7 +29,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     }
 )
 _WITHOUT = {
-    _ERRORS: "errors of Serve's own proxy are plain text",
+    _ERRORS: "errors of Serve's own proxy are plain text, and trailers count as headers",
     _THREAD: "tokens pass through another thread",
     _PROXY: "a dead proxy goes unnoticed for half a minute",
     _NICE: "engines yield their cores to other processes",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,11 +20,13 @@ from remora.configs.errors import (
     InvalidRequest,
     NotFinite,
     QueueFull,
+    RateLimited,
     RequestError,
     Unavailable,
 )
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.loop import EngineLoop, Stepping
+from remora.engine.tenants import Tenant
 from remora.engine.thread import EngineThread
 from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -91,7 +94,7 @@ class LocalEngineClient:
         self._streams: dict[str, _Stream] = {}
         self._questions: set[asyncio.Future[None]] = set()
         self._numbers = itertools.count()
-        self._num_open = 0
+        self._num_open = Counter[str]()  # sequences by tenant, each with a queue of its own
         self._ahead = threading.Semaphore(MAX_STEPS_AHEAD)
         self._is_draining = False
         self._is_idle = asyncio.Event()
@@ -266,17 +269,29 @@ class LocalEngineClient:
             raise InvalidRequest(
                 f"n is {request.sampling.n}; this server takes {limit} sequences at most.", "n"
             )
-        if self._num_open + request.sampling.n > limit:
+        tenant, num_open = request.tenant, self._num_open[request.tenant.name]
+        if tenant.max_open is not None and num_open + request.sampling.n > tenant.max_open:
+            raise RateLimited(
+                f"{num_open} outputs of your key's requests are running or queued, and this request"
+                f" asks for {request.sampling.n}; the limit is {tenant.max_open}. Try again when"
+                " some have ended.",
+                self._retry_after_s(),
+                limit="max_open_requests",
+            )
+        if num_open + request.sampling.n > limit:
             raise QueueFull(
-                f"{self._num_open} sequences are running or queued; the limit is {limit}.",
+                f"{num_open} sequences are running or queued; the limit is {limit}.",
                 retry_after_s=self._retry_after_s(),
             )
+        self._check_queued_tokens(tenant, len(request.prompt_ids))
 
-        self._check_queued_tokens(len(request.prompt_ids))
-
-    def _check_queued_tokens(self, num_tokens: int) -> None:
+    def _check_queued_tokens(self, tenant: Tenant, num_tokens: int) -> None:
         allowed = self._plan.max_queued_tokens
-        queued = sum(len(s.request.prompt_ids) for s in self._streams.values() if not s.has_begun)
+        queued = sum(
+            len(stream.request.prompt_ids)
+            for stream in self._streams.values()
+            if not stream.has_begun and stream.request.tenant.name == tenant.name
+        )
         if allowed is not None and queued and queued + num_tokens > allowed:
             raise QueueFull(
                 f"Prompts of {queued} tokens are queued; with {num_tokens} more they would be over"
@@ -290,13 +305,13 @@ class LocalEngineClient:
         stream = _Stream(replace(request, request_id=engine_id), request.request_id)
         self._streams[engine_id] = stream
         self._is_idle.clear()
-        self._num_open += request.sampling.n
+        self._num_open[request.tenant.name] += request.sampling.n
         self._loop.submit(lambda engine: self._add(engine, stream))
         return stream
 
     def _shut(self, stream: _Stream, *, aborted: bool) -> None:
         del self._streams[stream.engine_id]
-        self._num_open -= stream.request.sampling.n
+        self._num_open[stream.request.tenant.name] -= stream.request.sampling.n
         if not self._streams:
             self._is_idle.set()
         if aborted:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
 from remora.configs.planning.plan import EnginePlan
@@ -295,6 +296,7 @@ class Engine:
             steps_total=self._num_steps,
             step_time_total_s=self._step_time_s,
             last_step_s=self._last_step_s,
+            tenants=scheduler.shares.stats(scheduler.running, scheduler.waiting),
             **_window_stats(kv.windows),
             **_draft_stats(scheduler.speculation),
         )
@@ -325,7 +327,7 @@ def _windows(plan: EnginePlan) -> WindowPages | None:
     )
 
 
-def _window_stats(windows: WindowPages | None) -> dict[str, int]:
+def _window_stats(windows: WindowPages | None) -> dict[str, Any]:
     if windows is None:
         return {}
     return {
@@ -336,13 +338,20 @@ def _window_stats(windows: WindowPages | None) -> dict[str, int]:
     }
 
 
-def _draft_stats(speculation: Speculation | None) -> dict[str, int]:
+def _draft_stats(speculation: Speculation | None) -> dict[str, Any]:
     if speculation is None:
         return {}
+    counts = speculation.counts
     return {
-        "draft_tokens_total": speculation.num_drafted,
-        "accepted_drafts_total": speculation.num_accepted,
-        "drafted_rows_total": speculation.num_verified,
+        "draft_tokens_total": counts.num_drafts,
+        "accepted_drafts_total": counts.num_accepted,
+        "drafted_rows_total": counts.num_rows,
+        "drafts_by_source": tuple(speculation.by_source.items()),
+        "draft_time_total_s": speculation.draft_s,
+        "verify_steps_total": speculation.num_verify_steps,
+        "verify_time_total_s": speculation.verify_s,
+        "tried_drafts": tuple(speculation.tried_at),
+        "right_drafts": tuple(speculation.right_at),
     }
 
 

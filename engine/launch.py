@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.machine import read_machine_facts
+from remora.configs.planning.draft_plan import plan_with_draft, refit_with_draft
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import EnginePlan, make_plan, refit
+from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 from remora.engine.client import LocalEngineClient
@@ -36,20 +36,24 @@ from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.tensor_dump import dump_tensors
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
+from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
+from remora.engine.parallel.numa import bind_rank
 from remora.engine.parallel.rendezvous import Meeting, NoTeam, Team, join
+from remora.engine.phases import Phases
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import BuiltPooling, build_pooling
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, Fill
 from remora.engine.runner.device import measure
 from remora.engine.runner.device_memory import CudaMeter, Meter
-from remora.engine.runner.forward import DTYPES, build_forward
+from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.logit_processors import load_processors
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.sampling.token_sampler import TokenSampler
-from remora.engine.spec.build import build_speculation
+from remora.engine.spec.build import build_drafter, build_speculation, read_draft_facts
+from remora.engine.spec.target import Target
 from remora.engine.thread import EngineThread
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
@@ -62,49 +66,8 @@ from remora.engine.weights.rename_tensors import RenamingRules
 from remora.engine.weights.resolve_model import resolve_model
 from remora.engine.weights.update import NewWeights
 from remora.kernels.gpu.arch import converts_e4m3
-from remora.kernels.quantised.weight_kinds import WeightKind
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Phases:
-    """Seconds that each phase of start-up took, in order."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the block's time to phase `name`, without phases nested in it."""
-        started, before = time.perf_counter(), sum(self.seconds.values())
-        yield
-        within = sum(self.seconds.values()) - before
-        seconds = time.perf_counter() - started - within
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-    def timing(self, name: str, load: Fill) -> Fill:
-        """Return `load` whose calls are timed as phase `name`."""
-        return _TimedFill(load, partial(self.timed, name))
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedFill:
-    load: Fill
-    timed: Callable[[], AbstractContextManager[None]]
-
-    def __call__(self, names: Collection[str] | None = None) -> None:
-        with self.timed():
-            self.load(names)
-
-    def quantised(self) -> Set[str]:
-        return self.load.quantised()
-
-    def kinds(self, names: Collection[str]) -> dict[str, WeightKind]:
-        with self.timed():
-            return self.load.kinds(names)
-
-    def skip(self, names: Collection[str]) -> None:
-        self.load.skip(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +127,7 @@ def build_engine(
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
-        plan = with_kv_scales(make_plan(config, facts, machine, path, adapting.room), config, facts)
+        plan = _plan(config, facts, machine, path, adapting)
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
@@ -194,11 +157,11 @@ def build_engine(
         if config.model.delete_after_load:
             delete_weights(path, plan.load_format)
         torch.set_num_threads(built.torch_threads)
-        sampler = _make_sampler(config, plan, facts, tokenizer, built.token_sampler)
+        with phases.timed("load draft model"):
+            runner = _make_runner(
+                config, plan, facts, tokenizer, built, table, followers, group, pool
+            )
         opened.pop_all()  # the runner closes them from now on
-    runner = LocalRunner(
-        built.forward, sampler, table, followers, group, pool, device_tokens=built.device_tokens
-    )
     engine = _make_engine(plan, facts, tokenizer, runner)
     return BuiltEngine(
         engine=engine,
@@ -344,6 +307,14 @@ def _check_kind(config: ServeConfig, team: Team | None) -> Team:
     return team or NoTeam()
 
 
+def _plan(
+    config: ServeConfig, facts: ModelFacts, machine: MachineFacts, path: Path, adapting: Adapting
+) -> EnginePlan:
+    draft = read_draft_facts(config, facts, cache_dir())
+    plan = plan_with_draft(config, facts, machine, path, adapting.room, draft)
+    return with_kv_scales(plan, config, facts)
+
+
 def _make_sampler(
     config: ServeConfig,
     plan: EnginePlan,
@@ -364,6 +335,41 @@ def _make_sampler(
     )
 
 
+def _make_runner(
+    config: ServeConfig,
+    plan: EnginePlan,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    built: BuiltForward,
+    table: InputBatch,
+    followers: Followers,
+    group: Group,
+    pool: AdapterPool | None,
+) -> LocalRunner:
+    sampler = _make_sampler(config, plan, facts, tokenizer, built.token_sampler)
+    return LocalRunner(
+        built.forward,
+        sampler,
+        table,
+        followers,
+        group,
+        pool,
+        device_tokens=built.device_tokens,
+        drafter=build_drafter(
+            Target(
+                config=config,
+                plan=plan,
+                built=built,
+                table=table,
+                sampler=sampler,
+                tokenizer=tokenizer,
+                vocab_size=facts.vocab_size,
+                cache=cache_dir(),
+            )
+        ),
+    )
+
+
 def _make_engine(
     plan: EnginePlan, facts: ModelFacts, tokenizer: Tokenizer, runner: LocalRunner
 ) -> Engine:
@@ -374,7 +380,10 @@ def _make_engine(
         vocab_size=facts.vocab_size,
         overlap=plan.on_device.overlap,
         speculation=build_speculation(
-            plan, vocab_size=facts.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+            plan,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+            possible_drafts=runner.possible_drafts,
         ),
     )
 
@@ -389,7 +398,7 @@ def _fit(
 ) -> EnginePlan:
     """Give the KV pool the device memory that the largest steps leave free."""
     step_bytes = measure(model, plan, meter)
-    return refit(
+    return refit_with_draft(
         plan,
         config,
         facts,
@@ -402,6 +411,7 @@ def _fit(
 def _open_share(
     plan: EnginePlan, layout: Layout, adapting: Adapting, show_progress: bool
 ) -> AbstractContextManager[tuple[DecoderModel | FallbackModel, Fill]]:
+    bind_rank(plan.numa_nodes, layout.rank)
     torch.set_num_threads(plan.num_threads)
     return open_served_model(
         plan.model_path,
@@ -421,7 +431,7 @@ def _packed_cache(
 ) -> PackedCache | None:
     """Return the cache of a checkpoint that is rounded on loading; None = it has none."""
     keys = config.model
-    is_rounded = plan.quantization != "none" and plan.device == "cpu"
+    is_rounded = plan.formats is not None
     has_files = plan.load_format != "dummy" and not keys.delete_after_load
     if keys.packed_cache is None or not (is_rounded and has_files and adapting.edit is None):
         return None

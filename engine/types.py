@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from remora.engine.sampling.params import MAX_SEED as MAX_SEED
 from remora.engine.sampling.params import MAX_STOP_CHARS as MAX_STOP_CHARS
 from remora.engine.sampling.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
 from remora.engine.sampling.params import SamplingParams as SamplingParams
+from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
+from remora.engine.tenants import EVERYONE, Tenant, TenantStats
 
 IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]
@@ -60,6 +62,17 @@ class Matcher(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Advance by one token; returns False, and changes nothing, if it is not allowed."""
+
+
+@runtime_checkable
+class Reversible(Protocol):
+    """What a matcher has to have for drafts: it can be advanced by them, and go back."""
+
+    def save(self) -> object:
+        """Return the current position, for `restore`."""
+
+    def restore(self, position: object) -> None:
+        """Go back to a position, of which nothing that came later counts; time does not either."""
 
 
 class Grammar(Protocol):
@@ -116,7 +129,7 @@ class PoolingParams:
 class Request:
     """One tokenised request, which becomes `sampling.n` sequences.
 
-    priority:    higher starts sooner
+    priority:    higher starts sooner, of the same tenant
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
     lora_id:     id of one load of an adapter; 0 = the base model
     grammar:     that the whole output must match
@@ -126,7 +139,9 @@ class Request:
                  together with `grammar`, `reasoning` or prompt log-probabilities.
     resumption:  set if the output may continue on another engine, or began on one
     kept_tokens: leading tokens of the prompt whose pages are evicted after all others
+    prediction_ids:  tokens that the output is expected to have, a source of drafts
     pooling:     of a request to a pooling model; None = generate text
+    tenant:      whose request it is
     """
 
     request_id: str
@@ -140,7 +155,9 @@ class Request:
     heal: bool = False
     resumption: Resumption | None = None
     kept_tokens: int = 0
+    prediction_ids: SequenceABC[int] = ()
     pooling: PoolingParams | None = None
+    tenant: Tenant = EVERYONE
 
     @property
     def given_ids(self) -> SequenceABC[int]:
@@ -310,6 +327,7 @@ class StepResult:
                       or its constraint failed
     completed:        rows whose grammar is complete with their last new token: they end here
     forward_s, sample_s:  seconds spent, without applying the plan's changes of rows
+    draft_s:          seconds that a drafter spent on the step's drafts; 0 = it made none
     """
 
     step_id: int
@@ -322,6 +340,7 @@ class StepResult:
     completed: frozenset[int] = frozenset()
     forward_s: float = 0.0
     sample_s: float = 0.0
+    draft_s: float = 0.0
 
     def runs(self) -> dict[int, tuple[int, ...]]:
         """Return the new tokens of each row that got any."""
@@ -349,6 +368,8 @@ class SequenceOutput:
     stop_token_id:    the id that ended the sequence, if one did
     error:            why the sequence failed; its finish_reason is then `abort`
     queue_s:          seconds until its first step
+    drafts:           verified drafts so far
+    predicted:        tokens of the request's prediction that became output so far, and that did not
     """
 
     request_id: str
@@ -363,6 +384,8 @@ class SequenceOutput:
     num_cached_tokens: int = 0
     error: RowFault | None = None
     queue_s: float = field(default=0.0, compare=False)
+    drafts: DraftCounts = field(default=NONE_VERIFIED, compare=False)
+    predicted: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +414,8 @@ class Output:
     stop_reason:      the stop string or token id that ended it; None for the model's own end
     num_output_tokens, num_cached_tokens:  totals so far
     queue_s:          seconds until the sequence's first step
+    drafts:           verified drafts so far, without right ones after the output's end
+    predicted:        as in SequenceOutput; on the last Output
     """
 
     index: int
@@ -405,6 +430,8 @@ class Output:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     queue_s: float = field(default=0.0, compare=False)
+    drafts: DraftCounts = field(default=NONE_VERIFIED, compare=False)
+    predicted: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +445,13 @@ class EngineStats:
                         nor held are cached
     draft_tokens_total, accepted_drafts_total:  drafted tokens, and how many of them were right
     drafted_rows_total: rows of steps that had drafts
+    drafts_by_source:   the same three numbers of each source of drafts
+    draft_time_total_s: spent by draft models and heads
+    verify_steps_total, verify_time_total_s:  steps in which a row had drafts, and what their
+                        forward passes and sampling took, all tokens included
+    tried_drafts, right_drafts:  by position in their row: drafts whose predecessors were right, and
+                        how many of them were right, too
+    tenants:            in alphabetical order; empty = tenants are not distinguished
     """
 
     num_running: int
@@ -444,6 +478,13 @@ class EngineStats:
     draft_tokens_total: int = 0
     accepted_drafts_total: int = 0
     drafted_rows_total: int = 0
+    drafts_by_source: tuple[tuple[str, DraftCounts], ...] = ()
+    draft_time_total_s: float = 0.0
+    verify_steps_total: int = 0
+    verify_time_total_s: float = 0.0
+    tried_drafts: tuple[int, ...] = ()
+    right_drafts: tuple[int, ...] = ()
+    tenants: tuple[TenantStats, ...] = ()
 
     @property
     def kv_usage(self) -> float:

@@ -23,7 +23,7 @@ SKIPPED = -1.0  # temperature of a row without a token
 def choose_on_device(
     logits: Tensor,
     temperature: Tensor,
-    uniforms: Tensor,
+    keys: Tensor,
     *,
     top_k: Tensor,
     top_p: Tensor,
@@ -33,24 +33,24 @@ def choose_on_device(
 
     logits:       [R, V] float32, each row contiguous; may be overwritten
     temperature:  [R] float32; 0 = greedy, below 0 = the row is skipped: id and fault are 0
-    uniforms:     [R] float64 in [0, 1); not read for greedy rows
+    keys:         [R] int64, 64 random bits; not read for greedy rows
     top_k:        [R] int64; 0 = off
     top_p:        [R] float64; 1 = off
     min_p:        [R] float32; 0 = off
 
-    Ids equal those of `sampling.choose` unless a uniform lies so close to the boundary of two
-    tokens that the rounding of sums decides. A row with NaN or infinity is NOT_FINITE, and a row
-    of -inf only is ALL_BANNED; the id of such a row is any token's.
+    Ids equal those of `sampling.choose` unless two tokens' times in the race, or a token and the
+    boundary of a filter, are so close that rounding decides. A row with NaN or infinity is
+    NOT_FINITE, and a row of -inf only is ALL_BANNED; the id of such a row is any token's.
     """
     if by_triton(logits.device):
         from remora.kernels.gpu import sampling as kernels
 
-        return kernels.choose(logits, temperature, uniforms, top_k, top_p, min_p)
+        return kernels.choose(logits, temperature, keys, top_k, top_p, min_p)
     heat = temperature.cpu().numpy()
     ids, is_good = sampling.choose(
         logits,
         heat,
-        uniforms.cpu().numpy(),
+        keys.cpu().numpy(),
         top_k=top_k.cpu().numpy(),
         top_p=top_p.cpu().numpy(),
         min_p=min_p.cpu().numpy(),

@@ -20,7 +20,14 @@ from torch import Tensor
 from remora.kernels.dispatch import by_triton
 from remora.kernels.linear import linear
 from remora.kernels.moe_rules import SILU, Gating
-from remora.kernels.moe_weights import NO_BIASES, Biases, ExpertWeight, values_of
+from remora.kernels.moe_weights import (
+    NO_BIASES,
+    Biases,
+    ExpertWeight,
+    StackableWeight,
+    of_expert,
+    shape_of,
+)
 from remora.kernels.quantised.quant_formats import BLOCK, GROUP, Fp8BlockWeight
 from remora.kernels.quantised.quantise import quantise_fp8_groups_reference
 
@@ -43,7 +50,7 @@ def moe(
     x:             [T, H] bfloat16, float16 or float32, each row contiguous
     ids:           [T, k] int32, no expert twice in a row
     weights:       [T, k] float32, factors of the experts' outputs
-    gate_up:       [E, 2 * I, H] of the type of `x`, gates first, or float8 in blocks
+    gate_up:       [E, 2 * I, H] of the type of `x`, gates first, or quantised in blocks or groups
     down:          [E, H, I], likewise
     biases:        [E, 2 * I] of gates and ups, and [E, H] of outputs; None = no bias
     first_expert:  id of the first expert held here; experts of other ranks, and ids below 0, add
@@ -53,16 +60,17 @@ def moe(
 
     The sum is float32, in the order of a row's ids, so its bits are reproducible. Between the
     products values are rounded to the type of `x`, or for float8 quantised in groups of 128. On a
-    GPU float8 needs tensor cores with that format (sm_89 and newer; not gfx942).
+    GPU float8 needs tensor cores with that format (sm_89 and newer; not gfx942). Weights in groups
+    must have their inputs in order.
 
     Returns `out`, in the dtype of `x`.
     Raises ValueError for shapes that do not fit, NotImplementedError for a GPU without float8.
     """
-    experts, wide, hidden = values_of(gate_up).shape
-    if values_of(down).shape != (experts, hidden, wide // 2) or x.shape[1] != hidden:
+    experts, wide, hidden = shape_of(gate_up)
+    if shape_of(down) != (experts, hidden, wide // 2) or x.shape[1] != hidden:
         raise ValueError(
-            f"rows of {x.shape[1]}, gate_up {list(values_of(gate_up).shape)}"
-            f" and down {list(values_of(down).shape)}"
+            f"rows of {x.shape[1]}, gate_up {list(shape_of(gate_up))}"
+            f" and down {list(shape_of(down))}"
         )
     if isinstance(gate_up, Fp8BlockWeight) and wide // 2 % BLOCK != 0:
         raise ValueError(f"the inner size is {wide // 2}; it must be a multiple of {BLOCK}")
@@ -79,8 +87,10 @@ def moe(
     return out.copy_(moe_reference(x, ids, weights, gate_up, down, **how))
 
 
-def multiplies_fp8(device: torch.device, inner: int) -> bool:
-    """Return whether `moe` takes float8 weights of this inner size on a device."""
+def multiplies(like: StackableWeight, device: torch.device, inner: int) -> bool:
+    """Return whether `moe` takes weights of a format on a device, for this inner size."""
+    if not isinstance(like, Fp8BlockWeight):
+        return True
     if inner % BLOCK != 0:
         return False
     if not by_triton(device):
@@ -153,7 +163,7 @@ def moe_reference(
     """`moe` in torch, with float32 sums."""
     wide_bias, down_bias = biases
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(len(values_of(gate_up))):
+    for expert in range(shape_of(gate_up)[0]):
         token, place = (ids == expert + first_expert).nonzero(as_tuple=True)
         wide = _multiply(x[token], gate_up, expert)
         if wide_bias is not None:
@@ -170,7 +180,8 @@ def moe_reference(
 def _multiply(x: Tensor, weight: ExpertWeight, expert: int) -> Tensor:
     if isinstance(weight, Tensor):
         return x.float() @ weight[expert].float().T
-    values, scales = quantise_fp8_groups_reference(x)
-    rows = values.float() * scales.T.repeat_interleave(GROUP, 1)[:, : values.shape[1]]
-    one = Fp8BlockWeight(values=weight.values[expert], scales=weight.scales[expert])
-    return rows @ one.dequantised().T
+    rows = x.float()
+    if isinstance(weight, Fp8BlockWeight):
+        values, scales = quantise_fp8_groups_reference(x)
+        rows = values.float() * scales.T.repeat_interleave(GROUP, 1)[:, : values.shape[1]]
+    return rows @ of_expert(weight, expert).dequantised().T

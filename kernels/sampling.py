@@ -4,9 +4,9 @@ Batch-invariant: a row's result depends only on that row. No reduction is used t
 differently for more rows, and every row decides by itself whether it needs a wider search.
 
 Every filter (top-k, top-p, min-p) is one threshold on the row's scaled logits, and tokens equal to
-the threshold stay, so ties do not depend on the order of a selection algorithm. Tokens are drawn by
-inverting the running sum in the order of token ids, with one number of [0, 1) per row. Knows
-nothing of requests, seeds or counts. Specifies `cpu/sampling.py`.
+the threshold stay, so ties do not depend on the order of a selection algorithm. Of the tokens that
+stay, one is drawn by an exponential race (`exponentials`). Knows nothing of requests, seeds or
+counts. Specifies `cpu/sampling.py`.
 
 Legend: R rows, V vocabulary, N edits, C candidates, K of the top.
 """
@@ -27,6 +27,7 @@ from remora.kernels.grammar_mask import mask_tokens as mask_tokens
 BLOCK = 128
 # Candidates of a truncated row: 64, then 8 times as many until they suffice.
 FIRST_CANDIDATES, GROWTH = 64, 8
+NUMBERS_AT_ONCE = 2**17  # of a race, so that they stay in a cache
 NO_FAULT, NOT_FINITE, ALL_BANNED = 0, 1, 2  # of a row, as `device_sampling.py` tells them
 
 
@@ -43,7 +44,7 @@ def greedy(logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]
 def choose(
     logits: Tensor,
     temperature: npt.NDArray[np.float32],
-    uniforms: npt.NDArray[np.float64],
+    keys: npt.NDArray[np.int64],
     *,
     top_k: npt.NDArray[np.int64],
     top_p: npt.NDArray[np.float64],
@@ -53,7 +54,7 @@ def choose(
 
     logits:       [R, V] float32; may be overwritten
     temperature:  [R]; 0 = greedy (the lowest id among equals), else at least 1e-5
-    uniforms:     [R] in [0, 1); not read for greedy rows
+    keys:         [R] 64 random bits; not read for greedy rows
     others:       [R] as in `draw_truncated`; top_p 1 and min_p 0 = off
 
     Also return whether the row is good [R], as `greedy` does.
@@ -66,13 +67,13 @@ def choose(
         here = chosen.nonzero()[0]
         if not len(here):
             continue
-        numbers = (torch.from_numpy(each[here]) for each in (temperature, uniforms, *used))
+        numbers = (torch.from_numpy(each[here]) for each in (temperature, keys, *used))
         some = _take(logits, torch.from_numpy(here).to(logits.device))
-        heat, fractions, *rest = (each.to(logits.device) for each in numbers)
+        heat, bits, *rest = (each.to(logits.device) for each in numbers)
         if rest:
-            ids = draw_truncated(some, heat, fractions, top_k=rest[0], top_p=rest[1], min_p=rest[2])
+            ids = draw_truncated(some, heat, bits, top_k=rest[0], top_p=rest[1], min_p=rest[2])
         else:
-            ids = draw(some, heat, fractions)
+            ids = draw(some, heat, bits)
         token_ids[here] = ids.cpu().numpy()
     return token_ids, is_good
 
@@ -140,20 +141,61 @@ def penalize(
     logits[rows, ids] = new - presence * (counts > 0) - frequency * counts
 
 
-def draw(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+def exponentials(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return an exponentially distributed number [R, C] float32 for each row's key and each id.
+
+    The id whose number, divided by its weight, is least is drawn with a probability proportional to
+    its weight. Two distributions that are alike mostly draw the same id with the same key: a draft
+    model that is nearly right is mostly right (Daliri, Musco and Suresh, "Coupling without
+    communication and drafter-invariant speculative decoding", 2024).
+
+    keys:  [R] int64, 64 random bits
+    ids:   [R, C] or [C] int64, below 2^31
+
+    The bits are hashed with each half of the key in turn (finaliser of MurmurHash3); 31 of them are
+    a fraction f, and -log(1 - f) is the number: precise where it is small, which decides.
+    """
+    low, high = (keys << 32 >> 32).int()[:, None], (keys >> 32).int()[:, None]
+    bits = ids.int() * (0x9E3779B1 - 2**32) + low
+    _mix_words(_mix_words(bits).bitwise_xor_(high))
+    fractions = _shifted(bits, 1).float().add_(0.5).mul_(2.0**-31)
+    return fractions.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
+
+
+def _mix_words(x: Tensor) -> Tensor:
+    """Mix words of 32 bits, held as int32, in place; products wrap."""
+    x.bitwise_xor_(_shifted(x, 16)).mul_(0x85EBCA6B - 2**32)
+    x.bitwise_xor_(_shifted(x, 13)).mul_(0xC2B2AE35 - 2**32)
+    return x.bitwise_xor_(_shifted(x, 16))
+
+
+def _shifted(x: Tensor, count: int) -> Tensor:
+    """Shift words of 32 bits, held as int32, to the right."""
+    return (x >> count).bitwise_and_((1 << 32 - count) - 1)
+
+
+def draw(logits: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
     """Draw one id [R] per row from softmax(logits / temperature).
 
     logits:       [R, V] float32 with a finite maximum; overwritten
     temperature:  [R], at least 1e-5
-    uniforms:     [R] float64 in [0, 1)
+    keys:         [R] int64, 64 random bits
     """
-    return _pick(logits.div_(temperature[:, None]).softmax(1), uniforms)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    together = max(1, NUMBERS_AT_ONCE // logits.shape[1])
+    drawn = [
+        _race(rows.div_(heat[:, None]).softmax(1), ids, some)
+        for rows, heat, some in zip(
+            *(torch.split(each, together) for each in (logits, temperature, keys)), strict=True
+        )
+    ]
+    return torch.cat(drawn)
 
 
 def draw_truncated(
     logits: Tensor,
     temperature: Tensor,
-    uniforms: Tensor,
+    keys: Tensor,
     *,
     top_k: Tensor,
     top_p: Tensor,
@@ -183,7 +225,7 @@ def draw_truncated(
             values, mass[here], top_k[here], top_p[here], min_p[here], is_all=size == vocab_size
         )
         # The draw of a row that is not final is overwritten in its next, wider round.
-        token_ids[here] = _pick_by_id(values, ids, threshold, uniforms[here])
+        token_ids[here] = _race_above(values, ids, threshold, keys[here])
         is_pending[here] = ~is_final
     return token_ids
 
@@ -222,39 +264,17 @@ def _take(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor if len(index) == len(tensor) else tensor[index]
 
 
-def _search(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where the running sum of weights [R, C] passes `fraction` [R] of its total.
-
-    Returns the index [R], always of a positive weight, and the point's position in that weight
-    as a fraction.
-    """
-    mass = weights.cumsum(1, dtype=torch.float64)
-    total = mass[:, -1:]
-    target = fraction[:, None] * total
-    # The second count is the last positive weight: rounding must not lead past it.
-    index = torch.minimum((mass <= target).sum(1), (mass < total).sum(1))[:, None]
-    weight = weights.gather(1, index).double()
-    into = (target - (mass.gather(1, index) - weight)) / weight
-    return index.squeeze(1), into.squeeze(1)
+def _race(weights: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
+    """Return the place [R] of the weight in [R, C] whose id wins the race."""
+    times = exponentials(keys, ids).div_(weights)
+    return argmax(times.neg_())[1]
 
 
-def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw an index [R] with probability proportional to weights [R, C]."""
-    if weights.shape[1] <= 2 * BLOCK:
-        return _search(weights, uniforms)[0]
-    blocks = _in_blocks(weights, fill=0.0)
-    block, fraction = _search(blocks.sum(2), uniforms)
-    rows = torch.arange(len(weights), device=weights.device)
-    return block * BLOCK + _search(blocks[rows, block], fraction)[0]
-
-
-def _pick_by_id(values: Tensor, ids: Tensor, threshold: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one of the candidates [R, C] that reach the threshold [R, 1], in order of their ids."""
-    weights = (values - values[:, :1]).double().exp()
+def _race_above(values: Tensor, ids: Tensor, threshold: Tensor, keys: Tensor) -> Tensor:
+    """Draw one of the candidates [R, C] that reach the threshold [R, 1]."""
+    weights = (values - values[:, :1]).exp()
     weights = torch.where(values >= threshold, weights, 0.0)
-    ids, order = ids.sort(1)
-    picked = _pick(weights.gather(1, order), uniforms)
-    return ids.gather(1, picked[:, None]).squeeze(1)
+    return ids.gather(1, _race(weights, ids, keys)[:, None]).squeeze(1)
 
 
 def _row_mass(scaled: Tensor, *, is_needed: Tensor) -> Tensor:

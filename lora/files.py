@@ -1,8 +1,9 @@
 """Reads the two files of an adapter's folder: regular files, with their sizes checked first.
 
-Does not interpret their content. The checks apply to the opened file, so it cannot be swapped in
-between, and pipes and devices do not block. Symbolic links are followed within the folder only,
-and from a snapshot of the Hugging Face cache to the blobs of that cache.
+Does not interpret their content. Folder and files are opened once, as handles that read nothing
+(O_PATH); the checks apply to the handles and the content is read from them, so neither can be
+swapped in between, and pipes and devices do not block. Symbolic links are followed within the
+folder only, and from a snapshot of the Hugging Face cache to the blobs of that cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,6 +30,11 @@ if TYPE_CHECKING:  # checking files needs no torch
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
 MAX_CONFIG_BYTES = 2**20
+# Each tensor costs microseconds and about 1 KB, even if it is empty. 100,000 suffice for two
+# factors of each matrix of 256 experts in 61 layers.
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_TENSORS = 100_000
+_LENGTH_BYTES = 8  # of the number in front of a safetensors header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +51,11 @@ class AdapterFiles:
     digest: str
 
 
+def resolved(folder: str | Path) -> Path:
+    """Return the absolute path of a folder without links, as `read_files` needs it."""
+    return Path(os.path.realpath(folder))
+
+
 def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> None:
     """Raise InvalidAdapter unless both are regular files of allowed sizes. Opens nothing.
 
@@ -53,7 +65,7 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
     if not os.path.isdir(folder):
         kind = "is no folder" if os.path.lexists(folder) else "is not there"
         raise InvalidAdapter(f"{folder} {kind}; an adapter is a folder with {CONFIG} and {WEIGHTS}")
-    homes = _homes(folder) if is_snapshot else _homes(folder)[:1]
+    homes = _homes(resolved(folder))[: 2 if is_snapshot else 1]
     for name, most in size_limits(max_bytes):
         file = folder / name
         if not os.path.lexists(file):
@@ -66,10 +78,16 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
 
 
 def read_files(folder: Path, *, max_bytes: int = MAX_ADAPTER_BYTES) -> AdapterFiles:
-    """Read both files into memory; the weights have at most `max_bytes`. Raises InvalidAdapter."""
-    config = _read(folder / CONFIG, MAX_CONFIG_BYTES)
-    weights = _read(folder / WEIGHTS, max_bytes)
-    _check_sums(folder, config, weights)
+    """Read both files into memory. Raises InvalidAdapter.
+
+    folder:     an absolute path without symbolic links: one is taken for a folder that was swapped
+    max_bytes:  limit for the weights
+    """
+    with _opened(folder) as opened:
+        config = _read(opened, folder / CONFIG, MAX_CONFIG_BYTES)
+        weights = _read(opened, folder / WEIGHTS, max_bytes)
+        _check_sums(opened, folder, config, weights)
+    _check_header(folder / WEIGHTS, weights)
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:
@@ -113,18 +131,30 @@ def refuse_missing(home: object, name: str, exists: Callable[[str], bool]) -> No
     raise InvalidAdapter(f"{home}/{name} is not there; an adapter is a folder with it")
 
 
-def _check_sums(folder: Path, config: bytes, weights: bytes) -> None:
+def _check_sums(opened: int, folder: Path, config: bytes, weights: bytes) -> None:
     for manifest in MANIFESTS:
-        if os.path.lexists(folder / manifest):
-            sums = parse_manifest(manifest, _read(folder / manifest, MAX_MANIFEST_BYTES))
+        if os.path.lexists(_path_of(opened) / manifest):
+            sums = parse_manifest(manifest, _read(opened, folder / manifest, MAX_MANIFEST_BYTES))
             for name, content in ((CONFIG, config), (WEIGHTS, weights)):
                 if name in sums:
                     check_sum(name, hashlib.sha256(content).hexdigest(), manifest, sums)
 
 
-def _homes(folder: Path) -> tuple[Path, ...]:
-    """Return the folders in which an adapter's files may be after links are resolved."""
-    real = Path(os.path.realpath(folder))
+def _check_header(file: Path, weights: bytes) -> None:
+    """Raise InvalidAdapter for a safetensors header that is too long to parse."""
+    length = int.from_bytes(weights[:_LENGTH_BYTES], "little")
+    # Each tensor is a JSON object; a brace in a name counts as one, too.
+    num_tensors = weights.count(b"{", _LENGTH_BYTES + 1, _LENGTH_BYTES + length)
+    for found, most, what in (
+        (length, MAX_HEADER_BYTES, "bytes of header"),
+        (num_tensors, MAX_TENSORS, "tensors"),
+    ):
+        if found > most:
+            raise InvalidAdapter(f"{file} has {found} {what}; at most {most} are read")
+
+
+def _homes(real: Path) -> tuple[Path, ...]:
+    """Return where the files of a folder (a path without links) may be, with links resolved."""
     return (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
 
 
@@ -132,7 +162,8 @@ def _located(file: Path, homes: Collection[Path]) -> str:
     """Return a file's path with links resolved. Raises InvalidAdapter if it is not in `homes`."""
     real = os.path.realpath(file)
     if not any(Path(real).is_relative_to(home) for home in homes):
-        advice = "; name it as hf://OWNER/NAME" if len(_homes(file.parent)) > len(homes) else ""
+        has_more = len(_homes(resolved(file.parent))) > len(homes)
+        advice = "; name it as hf://OWNER/NAME" if has_more else ""
         raise InvalidAdapter(f"{file} is a link that leads out of the adapter's folder{advice}")
     return real
 
@@ -143,17 +174,54 @@ def _check_facts(file: Path, facts: os.stat_result, max_bytes: int) -> None:
     check_size(file.parent, file.name, facts.st_size, max_bytes)
 
 
-def _read(file: Path, max_bytes: int) -> bytes:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder whose path has no links; the handle stays with it, whatever is moved."""
     try:
-        opened = os.open(_located(file, _homes(file.parent)), flags)
+        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        refuse_missing(file.parent, file.name, lambda other: file.with_name(other).exists())
+        raise InvalidAdapter(f"{folder} is not there") from None
+    except (OSError, ValueError) as error:
+        raise InvalidAdapter(f"{folder} cannot be opened: {error}") from error
+    try:
+        if _real_path(opened) != folder:
+            raise InvalidAdapter(f"{folder} was replaced or moved while it was loaded; try again")
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _path_of(handle: int) -> Path:
+    return Path(f"/proc/self/fd/{handle}")
+
+
+def _real_path(handle: int) -> Path:
+    return Path(os.readlink(_path_of(handle)))
+
+
+def _open_file(opened: int, file: Path) -> int:
+    """Return a handle of a file in the opened folder; a link is followed within its homes."""
+    handle = os.open(file.name, os.O_PATH | os.O_CLOEXEC, dir_fd=opened)
+    real = _real_path(handle)
+    if any(real.is_relative_to(home) for home in _homes(_real_path(opened))):
+        return handle
+    os.close(handle)
+    raise InvalidAdapter(f"{file} is a link that leads out of the adapter's folder")
+
+
+def _read(opened: int, file: Path, max_bytes: int) -> bytes:
+    try:
+        handle = _open_file(opened, file)
+    except FileNotFoundError:
+        folder = _path_of(opened)
+        refuse_missing(file.parent, file.name, lambda other: (folder / other).exists())
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"{file} cannot be opened: {error}") from error
     try:
-        _check_facts(file, os.fstat(opened), max_bytes)
-        with open(opened, "rb", closefd=False) as stream:
+        _check_facts(file, os.fstat(handle), max_bytes)
+        with _path_of(handle).open("rb") as stream:
             return stream.read(max_bytes)
+    except OSError as error:
+        raise InvalidAdapter(f"{file} cannot be read: {error}") from error
     finally:
-        os.close(opened)
+        os.close(handle)

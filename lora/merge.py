@@ -22,6 +22,7 @@ from remora.engine.protocols import (
 )
 from remora.kernels.quantised.weight_kinds import WeightKind
 from remora.lora.adapter import Adapter, read_adapter
+from remora.lora.files import resolved
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -66,7 +67,7 @@ def merging(folder: Path) -> WeightEdit:
     def merge(base: WeightSource, renaming: Renaming) -> WeightSource:
         shapes = base.shapes()
         try:
-            adapter = read_adapter(folder, shapes, renaming)
+            adapter = read_adapter(resolved(folder), shapes, renaming)
         except InvalidAdapter as error:
             raise ConfigError(str(error)) from error
         if _HEAD not in shapes and _EMBEDDING in adapter.updates.keys() | adapter.replaced.keys():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import re2
@@ -17,6 +18,8 @@ from remora.configs.errors import InvalidAdapter
 
 # Larger ranks are not low-rank; memory is sized from the file before any tensor is read.
 MAX_RANK = 4096
+# Each module is compared with them, one after another.
+MAX_PATTERNS = 1024
 _READ = {
     "peft_type",
     "r",
@@ -138,6 +141,8 @@ def _malformed(raw: Mapping[str, Any]) -> list[str]:
         pattern = raw.get(name) or {}
         if not isinstance(pattern, dict) or not all(map(is_good, pattern.values())):
             faults.append(f"{name} = {_shown(pattern)}; expected an object of numbers")
+        elif len(pattern) > MAX_PATTERNS:
+            faults.append(f"{name} has {len(pattern)} entries; at most {MAX_PATTERNS} are read")
         else:
             faults += [
                 f"{name}: {_shown(key)} is not a pattern" for key in pattern if not _ends(key)
@@ -154,6 +159,7 @@ def _look_up(pattern: Mapping[str, float], module: str, otherwise: float) -> flo
     return otherwise
 
 
+@lru_cache(maxsize=2 * MAX_PATTERNS)
 def _ends(key: str) -> Any:
     """Return a pattern for names that end with the key; None if the key is not a pattern."""
     options = re2.Options()

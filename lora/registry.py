@@ -6,6 +6,7 @@ replicas nor the content of an adapter's files.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import time
@@ -54,6 +55,7 @@ class Registry:
             file = ":memory:" if store is None else Path(store).expanduser()
             if isinstance(file, Path):
                 file.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
             self._file = sqlite3.connect(file, isolation_level=None)
             self._file.execute("PRAGMA synchronous = FULL")
             self._file.executescript(_SCHEMA)

@@ -24,7 +24,7 @@ from remora.engine.protocols import (
 )
 from remora.lora.adapter import read_needs
 from remora.lora.cpu_pool import CpuAdapterPool
-from remora.lora.files import read_files
+from remora.lora.files import read_files, resolved
 from remora.lora.merge import merging
 from remora.lora.sources import local_folders
 
@@ -56,7 +56,7 @@ def _dynamic(section: LoraSection) -> Adapting:
     needs = []
     for folder in local_folders(section):
         try:
-            needs.append(read_needs(folder))
+            needs.append(read_needs(resolved(folder)))
         except InvalidAdapter as error:
             log.warning("%s", error)
     return pooling(
@@ -87,7 +87,7 @@ def pooling(
     eviction:   which adapter is evicted from its slot first
     Raises ConfigError.
     """
-    folders = folders or {}
+    folders = {name: resolved(folder) for name, folder in (folders or {}).items()}
     try:
         needs = [read_needs(folder) for folder in folders.values()]
     except InvalidAdapter as error:
@@ -138,6 +138,6 @@ def digests(section: LoraSection) -> tuple[str, ...]:
     if section.dynamic:
         return ()
     try:
-        return tuple(read_files(Path(adapter.path)).digest for adapter in section.adapters)
+        return tuple(read_files(resolved(adapter.path)).digest for adapter in section.adapters)
     except InvalidAdapter as error:
         raise ConfigError(str(error)) from error

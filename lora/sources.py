@@ -19,7 +19,7 @@ from pathlib import Path
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
-from remora.lora.files import CONFIG, WEIGHTS, check_files
+from remora.lora.files import CONFIG, WEIGHTS, check_files, resolved
 from remora.lora.remote import RemoteAdapter
 from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, retry, scrubbed
 from remora.lora.source_paths import (
@@ -43,6 +43,7 @@ class Sources:
     """The allowed sources of adapters.
 
     roots:      folders and URLs below which the API may load
+    named:      sources that the operator names, which need no root
     repo:       folder or URL with a subfolder for each adapter; also a root
     max_bytes:  limit for an adapter's weights
     timeout_s:  for one adapter, all attempts together
@@ -53,6 +54,7 @@ class Sources:
         self,
         *,
         roots: Sequence[str] = (),
+        named: Sequence[str] = (),
         repo: str | None = None,
         max_bytes: int = MAX_ADAPTER_BYTES,
         timeout_s: float = 300.0,
@@ -63,6 +65,7 @@ class Sources:
         self._roots = [_configured(root, "lora.roots") for root in roots]
         if self._repo is not None:
             self._roots.append(self._repo)
+        self._named = frozenset(named)
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._pauses_s = tuple(pauses_s)
@@ -72,6 +75,7 @@ class Sources:
         """Create from a configuration. Raises ConfigError."""
         return cls(
             roots=section.roots,
+            named=[adapter.path for adapter in section.adapters],
             repo=_repo_of(section),
             max_bytes=section.max_adapter_bytes,
             timeout_s=section.load_timeout_s,
@@ -91,13 +95,18 @@ class Sources:
             raise _refusal(
                 source, "the API may load nothing: set lora.roots or lora.repo to allow sources"
             )
-        if not any(is_below(path, root) for root in self._roots):
+        if not self._is_below_roots(path):
             raise _refusal(source, "it is below none of lora.roots, nor in lora.repo")
+
+    def _is_below_roots(self, path: SourcePath) -> bool:
+        return any(is_below(path, root) for root in self._roots)
 
     def fetch(self, source: str) -> Path:
         """Return a local folder with the checked files, downloaded if they are remote.
 
-        Blocks; for any thread. Raises InvalidAdapter for faulty files, Unavailable for network
+        Its path has no links, so that `read_files` notices if another folder takes its place. A
+        folder of this machine is below a root, or named by the operator. Blocks; for any thread.
+        Raises InvalidAdapter for faulty files, Unavailable for network
         errors.
         """
         try:
@@ -105,9 +114,11 @@ class Sources:
         except ValueError as error:
             raise InvalidAdapter(f"{shown(source)} is not a valid source: {error}") from error
         if isinstance(path, LocalFolder):
-            folder = Path(os.path.realpath(path.path))
+            folder = resolved(path.path)
+            if source not in self._named and not self._is_below_roots(LocalFolder(folder)):
+                raise InvalidAdapter(f"{shown(source)} is below none of lora.roots")
         else:
-            folder = self._fetch(path, time.monotonic() + self._timeout_s)
+            folder = resolved(self._fetch(path, time.monotonic() + self._timeout_s))
         check_files(folder, max_bytes=self._max_bytes, is_snapshot=isinstance(path, HubRepo))
         return folder
 

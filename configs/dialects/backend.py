@@ -83,13 +83,13 @@ def _resolve(given: Mapping[str, Any]) -> str:
     return "v4"
 
 
-def _only(*allowed: Any, otherwise: str, why: str, how: str = "") -> Means:
+def _only(*allowed: Any, otherwise: str, why: str) -> Means:
     """Return the rule of a parameter of which remora has only the values `allowed`."""
 
-    def read(value: Any, given: Mapping[str, Any]) -> Effect:
+    def read(value: Any, given: Mapping[str, Any]) -> Harmless:
         if value not in allowed:
             raise Refusal(otherwise)
-        return Effect({}, how)
+        return Harmless(why)
 
     return Means(keys=(), reads=read, why=why)
 
@@ -109,10 +109,10 @@ def _same_type(value: str, given: Mapping[str, Any]) -> Effect | Harmless | Sett
     return _LLM_ONLY.reads(value, given)
 
 
-def _no_options(value: Any, given: Mapping[str, Any]) -> Effect:
+def _no_options(value: Any, given: Mapping[str, Any]) -> Harmless:
     if value:
         raise Refusal(f"unknown options {', '.join(map(str, value))}: the cache has none")
-    return Effect({})
+    return Harmless("the cache has no options")
 
 
 def _of_inputs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
@@ -138,8 +138,46 @@ def _to_mode(settings: Settings) -> Any:
     return generation if generation in ("chat", "completion") else UNSAID
 
 
+_REPO = "lora.repo"
+_STORES = {"s3": "s3", "gs": "gs", "gcs": "gs"}  # lora_repo.type -> scheme of URLs
+_CREDENTIALS = "directories need no credentials; those of stores come from the environment (AWS_*)"
+
+
+def _of_repo_path(value: str, given: Mapping[str, Any]) -> Effect | Harmless:
+    if not value:
+        return Harmless("no repository is given")
+    kind = given.get("lora_repo.type")
+    scheme = _STORES.get(kind or "")
+    if value.startswith("env:") or (scheme is None and not kind):
+        return Effect({_REPO: value})
+    found = value.partition("://")[0] if "://" in value else None
+    if found not in (None, scheme):
+        raise Refusal(f"lora_repo.type is {kind}; make them agree")
+    return Effect({_REPO: value if scheme is None or found else f"{scheme}://{value.lstrip('/')}"})
+
+
+def _of_repo_type(value: str, given: Mapping[str, Any]) -> Effect | Harmless:
+    if value in ("", "local"):
+        return Harmless("adapters are read from a directory")
+    if value not in _STORES:
+        raise Refusal(f"supported: local, {', '.join(_STORES)}; hf:// URLs go into lora.roots")
+    path = given.get("lora_repo.path")
+    if not path:
+        raise Refusal("needs lora_repo.path, the bucket and folder of the adapters")
+    return _of_repo_path(path, given)
+
+
+def _to_repo_type(settings: Settings) -> Any:
+    scheme, separator, _ = str(settings.get(_REPO, "")).partition("://")
+    return scheme if separator and scheme in _STORES else UNSAID
+
+
 RULES: Mapping[str, Rule] = {
-    "backend.name": Means(keys=(), reads=_of_version, why="selects the parameters and values"),
+    "backend.name": Means(
+        keys=(),
+        reads=_of_version,
+        how="selects which parameters and values are accepted; the engine is remora's",
+    ),
     "backend.version": _only(
         "latest",
         otherwise="remora has one version; give latest, or leave it out",
@@ -172,18 +210,14 @@ RULES: Mapping[str, Rule] = {
         reads=_of_inputs,
         writes=lambda settings: settings.get("warmup.inputs") or UNSAID,
     ),
-    "lora_repo.type": NoEffect(
-        "adapters are read from a directory",
-        only=("", "local"),
-        otherwise="a repository is a directory; put hf:// and s3:// URLs into lora.roots",
-    ),
+    "lora_repo.type": Means(keys=(_REPO,), reads=_of_repo_type, writes=_to_repo_type),
     "lora_repo.secret.type": NoEffect(
-        "a directory needs no credentials",
+        _CREDENTIALS,
         only=("", "none"),
-        otherwise="adapters are fetched with the credentials in the environment (HF_TOKEN, AWS_*)",
+        otherwise=_CREDENTIALS,
     ),
     "lora_repo.ownership": NoEffect(
-        "a directory needs no credentials",
+        _CREDENTIALS,
         only=("", "public", "private"),
         otherwise="supported: public, private",
     ),
@@ -202,8 +236,7 @@ RULES: Mapping[str, Rule] = {
         "auto",
         "radix",
         otherwise="the only kind is radix, a tree of pages; set it to radix or auto",
-        why="auto or radix; others are refused",
-        how="a radix tree of pages",
+        why="the only kind is a radix tree of pages (auto, radix); others are refused",
     ),
     "optimisations.attention_caching.extra_params": Means(
         keys=(), reads=_no_options, why="there are none; others are refused"
@@ -217,7 +250,7 @@ RULES: Mapping[str, Rule] = {
         writes=lora_entries.to_objects,
     ),
     "load_lora_dynamic": Sets(key="lora.dynamic"),
-    "lora_repo.path": Sets(key="lora.repo", unset={"": "no directory is given"}),
+    "lora_repo.path": Means(keys=(_REPO,), reads=_of_repo_path),
 }
 
 BACKEND = Dialect(system="backend", title="the backend config", rules=RULES, flatten=flatten)

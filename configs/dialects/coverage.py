@@ -16,7 +16,7 @@ from typing import Any
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import Parameter, System
 from remora.configs.dialects.dialect import Dialect
-from remora.configs.dialects.rules import Means, NoEffect, Refused, Rule, Sets
+from remora.configs.dialects.rules import Means, NoEffect, Refusal, Refused, Rule, Sets
 from remora.configs.dialects.translate import State
 
 _OBSERVED = Path(__file__).parents[1] / "observed.json"
@@ -27,6 +27,7 @@ class Row:
     """One parameter.
 
     canonical:  its capability
+    accepts:    values that are accepted, in words
     reason:     keys that it sets, the difference, or why it has no effect
     test:       id of the test that observes its effect, or None
     """
@@ -35,6 +36,7 @@ class Row:
     name: str
     canonical: str
     state: State
+    accepts: str
     reason: str
     test: str | None
 
@@ -80,11 +82,12 @@ def parameters_page() -> str:
     parts = [_INTRODUCTION, counts_table(rows), ""]
     for dialect in DIALECTS.values():
         parts.append(f"## {dialect.title}\n")
-        parts.append("| parameter | here | |\n|---|---|---|")
+        parts.append("| parameter | values | here | |\n|---|---|---|---|")
         for row in rows:
             if row.system == dialect.system:
                 reason = row.reason.replace("|", "\\|")
-                parts.append(f"| `{row.name}` | {row.state} | {reason} |")
+                accepts = row.accepts.replace("<", "&lt;")
+                parts.append(f"| `{row.name}` | {accepts} | {row.state} | {reason} |")
         parts.append("")
     return "\n".join(parts)
 
@@ -95,7 +98,8 @@ _INTRODUCTION = """# Parameters of other servers
 
 remora accepts the configuration of SGLang, LightLLM and RTP-LLM and the backend server's JSON. Each
 parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
-refused with the reason; none is silently ignored. For usage see [dialects.md](dialects.md).
+refused with the reason; none is silently ignored. Of a refused parameter, the values that turn the
+feature off are accepted, and the other server's default. For usage see [dialects.md](dialects.md).
 """
 
 
@@ -108,6 +112,7 @@ def _row(dialect: Dialect, parameter: Parameter) -> Row:
         name=parameter.name,
         canonical=parameter.capability,
         state=state,
+        accepts=_accepts(dialect, parameter, rule),
         reason=_reason(rule),
         test=_test(dialect, parameter, rule) if takes_effect else None,
     )
@@ -116,10 +121,56 @@ def _row(dialect: Dialect, parameter: Parameter) -> Row:
 def _state(rule: Rule) -> State:
     if isinstance(rule, Refused):
         return State.REFUSED
-    if isinstance(rule, NoEffect) or (isinstance(rule, Means) and not rule.effective):
+    if not rule.keys and not rule.how:
         return State.NO_EFFECT
     differs = rule.how or (isinstance(rule, Sets) and rule.hows)
     return State.APPROXIMATE if differs else State.EXACT
+
+
+_KINDS = {
+    "bool": "true, false",
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "path": "path",
+    "json": "JSON",
+}
+
+
+def _accepts(dialect: Dialect, parameter: Parameter, rule: Rule) -> str:
+    """Return the accepted choices, else the kind of value; `-` = none."""
+    kind, choices = parameter.type, parameter.choices
+    is_list = kind.startswith("list[")
+    if isinstance(rule, Refused) and choices is None:
+        choices = (False,) if kind == "bool" else rule.off
+    elif isinstance(rule, Sets) and rule.strict and kind != "bool":
+        choices = choices or tuple(rule.table)
+    elif isinstance(rule, NoEffect) and rule.only:
+        choices = choices or rule.only
+    if choices is None:
+        return ("several: " if is_list else "") + _KINDS[kind[5:-1] if is_list else kind]
+    paths = {other.name: "/path" for other in dialect.parameters.values() if other.type == "path"}
+    named = [
+        _word(choice)
+        for choice in choices
+        if choice not in (None, "")
+        and any(_reads(rule, [choice] if is_list else choice, given) for given in ({}, paths))
+    ]
+    return ", ".join(named) or "-"
+
+
+def _reads(rule: Rule, choice: Any, given: Mapping[str, Any]) -> bool:
+    if isinstance(choice, str):
+        choice = choice.replace("<group_size>", "32")
+    try:
+        rule.read(choice, given)
+    except Refusal:
+        return False
+    return True
+
+
+def _word(choice: Any) -> str:
+    return str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def _reason(rule: Rule) -> str:

@@ -24,6 +24,7 @@ from remora.configs.dialects.shared_rules import (
     DTYPE,
     REASONING,
     ROUNDED,
+    TOKENIZER_MODE,
     TOOLS,
     TRUST_CODE,
     WEIGHT_ONLY,
@@ -31,6 +32,8 @@ from remora.configs.dialects.shared_rules import (
     no_graphs,
     only_with,
 )
+from remora.configs.errors import ConfigError
+from remora.configs.positions import parse_yaml, read_text
 
 _FIRST_TOKENS = "FIRST_ALLOWED_TOKENS"
 _MODES = {
@@ -67,6 +70,52 @@ def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Effect | Harmless 
         wanted = _QUANTISATION[value]
         return Effect({"model.quantization": wanted}, ROUNDED[wanted])
     raise Refusal(f"not offered: weights of 6 bits; use one of {', '.join(_QUANTISATION)}")
+
+
+_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "kv_proj": ("k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_moe": ("gate_proj", "up_proj", "down_proj"),
+    **{part: (part,) for part in ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")},
+}
+_HELD = {"none": "none", "int8": "int8", "int4_pure": "int4"}
+_MIX_KEYS = {"name", "layer_nums", "quant_type"}
+
+
+def _of_mixed_quantisation(value: str, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
+    """Read LightLLM's file: `quant_type`, and `mix_bits`, a list of exceptions."""
+    if given.get("--quant_type", "none") != "none":
+        raise Refusal("the file names the usual quant_type: leave --quant_type out")
+    try:
+        data = parse_yaml(read_text(value), value).data
+    except ConfigError as error:
+        raise Refusal(str(error)) from None
+    if not isinstance(data, Mapping) or not data.keys() <= {"quant_type", "mix_bits"}:
+        raise Refusal(f"{value}: expected the keys quant_type and mix_bits")
+    mixed = data.get("mix_bits") or []
+    if not isinstance(mixed, list):
+        raise Refusal(f"{value}: mix_bits: expected a list")
+    overrides = [_override(f"{value}: mix_bits[{at}]", each) for at, each in enumerate(mixed)]
+    usual = _of_quantisation(data.get("quant_type", "none"), given)
+    assert isinstance(usual, Effect), "of a known quant_type"
+    settings = {**usual.settings, "model.quantization_overrides": overrides}
+    return Effect(settings, WEIGHT_ONLY)
+
+
+def _override(where: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping) or not found.keys() <= _MIX_KEYS or "name" not in found:
+        raise Refusal(f"{where}: expected {', '.join(sorted(_MIX_KEYS))}")
+    if (name := found["name"]) not in _PARTS:
+        raise Refusal(f"{where}: {name} is not known; expected one of {', '.join(_PARTS)}")
+    kind = found.get("quant_type", "none")
+    if (held := _HELD.get(_QUANTISATION.get(kind, ""))) is None:
+        offered = [each for each, ours in _QUANTISATION.items() if ours in _HELD]
+        raise Refusal(f"{where}: {kind} is not offered for parts; use {', '.join(offered)}")
+    override: dict[str, Any] = {"parts": list(_PARTS[name]), "format": held}
+    if (layers := found.get("layer_nums")) is not None:
+        override["layers"] = layers
+    return override
 
 
 def _to_quantisation(settings: Settings) -> Any:
@@ -213,12 +262,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "--mem_fraction": memory_share("--max_total_token_num"),
     "--long_truncation_mode": Sets(key="api.prompt_truncation"),
-    "--tokenizer_mode": Sets(
-        key="model.tokenizer_loader",
-        table={"slow": "transformers", "auto": "auto", "fast": "auto"},
-        strict=True,
-        how="slow = the checkpoint's own class; fast and auto = remora's where supported",
-    ),
+    "--tokenizer_mode": TOKENIZER_MODE,
     "--eos_id": Sets(key="model.eos_token_ids"),
     "--return_all_prompt_logprobs": Sets(key="api.prompt_logprobs"),
     "--first_token_constraint_mode": Means(
@@ -258,11 +302,22 @@ RULES: Mapping[str, Rule] = {
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
     "--tp": Sets(key="parallel.tp_size"),
     "--dp": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica, for any model"),
-    "--mode": Means(keys=("engine.kv_dtype",), reads=_of_modes, writes=_to_modes),
+    "--mode": Means(
+        keys=("engine.kv_dtype",),
+        reads=_of_modes,
+        writes=_to_modes,
+        how="int8kv: a scale for each token and head; the others change nothing here",
+    ),
     "--quant_type": Means(
         keys=("model.quantization",),
         reads=_of_quantisation,
         writes=_to_quantisation,
+        how=WEIGHT_ONLY,
+    ),
+    "--quant_cfg": Means(
+        keys=("model.quantization", "model.quantization_overrides"),
+        reads=_of_mixed_quantisation,
+        writes=never,
         how=WEIGHT_ONLY,
     ),
     "--use_tgi_api": Sets(

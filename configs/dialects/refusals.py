@@ -7,18 +7,25 @@ begin with it; the longest match applies.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
+from remora.configs.dialects.rules import (
+    Harmless,
+    Means,
+    NoEffect,
+    Refusal,
+    Refused,
+    Rule,
+    Sets,
+    not_yet,
+)
 
+_EXPERT_KERNELS = "experts always use Triton's kernels on a GPU, native ones on a CPU; same outputs"
 _EXPERT_PARALLEL = not_yet("expert parallelism")
 _DISAGGREGATED = not_yet("prefill/decode disaggregation", "parallel.num_replicas adds capacity")
 _TIERS = not_yet("KV cache tiers beyond the device's memory", "engine.kv_memory sets its size")
 _MULTIMODAL = not_yet("images, video and audio")
 _RECURRENT = not_yet("models with recurrent state")
-_QUANTISED = not_yet(
-    "formats by layer and part",
-    "model.quantization has one rule for all layers, and int4 mixes 4, 5 and 8 bits by part",
-)
 _FP4_EXPERTS = NoEffect("experts in 4 bits are multiplied in one way; activations are never 4 bits")
 _MODELOPT = Refused(
     "weights are not calibrated at start-up; export a ModelOpt checkpoint (FP8 or NVFP4) first"
@@ -30,18 +37,27 @@ _NCCL = Refused("ranks communicate through plain nccl or gloo")
 _RAY_PLACES = Refused(
     "Ray starts and places ranks; set parallel.num_nodes and add nodes with `ray start`"
 )
+_RAY_CONNECTS = NoEffect("Ray connects the nodes, through the ports given to `ray start`")
 _HARDWARE = Refused("this hardware is not supported")
 _NVTX = Refused("not offered: NVTX ranges; profile with debug.profile_dir")
+_ALIKE = "parallel.tp_size divides dense and expert layers alike; other sizes are refused"
+
+
+def _of_dense_tp(value: int, given: Mapping[str, Any]) -> Harmless:
+    if value != (given.get("--tensor-parallel-size") or 1):
+        raise Refusal(_ALIKE)
+    return Harmless(_ALIKE)
+
 
 REFUSALS: Mapping[str, Rule] = {
     "moe.": _EXPERT_PARALLEL,
-    "moe.runner_backend": NoEffect(
-        "experts always use Triton's kernels on a GPU, native ones on a CPU; same outputs"
-    ),
+    "moe.runner_backend": NoEffect(_EXPERT_KERNELS),
     "moe.shared_expert_fusion": NoEffect("shared experts run separately; same outputs"),
     "moe.fp4_allgather": _FP4_EXPERTS,
     "moe.mxfp4_precision": _FP4_EXPERTS,
-    "deprecated.": Refused("deprecated, and there is one implementation of experts; leave it out"),
+    "deprecated.": NoEffect(f"deprecated; {_EXPERT_KERNELS}"),
+    "deprecated.ep_moe": _EXPERT_PARALLEL,
+    "deprecated.deepep_moe": _EXPERT_PARALLEL,
     "parallel.ep_size": Refused("not yet: expert parallelism", off=(1,)),
     "parallel.ffn_disaggregate": _DISAGGREGATED,
     "parallel.dp_attention": not_yet("data-parallel attention within tensor parallelism"),
@@ -53,7 +69,15 @@ REFUSALS: Mapping[str, Rule] = {
     "parallel.world_rank": _RAY_PLACES,
     "parallel.local_world_size": _RAY_PLACES,
     "parallel.rendezvous_via_registry": _RAY_PLACES,
-    "multinode.": _RAY_PLACES,
+    "multinode.nnodes": Sets(key="parallel.num_nodes"),
+    "multinode.node_rank": NoEffect(
+        "Ray places ranks; start the server once, on any node",
+        only=(0,),
+        otherwise="start the server once, join the other nodes with `ray start`, and leave it out",
+    ),
+    "multinode.init_addr": NoEffect("ranks meet at rank 0's node, whose address Ray knows"),
+    "multinode.http_manager_port": _RAY_CONNECTS,
+    "multinode.router_gloo_port": _RAY_CONNECTS,
     "pd.": _DISAGGREGATED,
     "pd.multiplex.": not_yet("prefill and decode on partitions of one GPU"),
     "discovery.": _DISAGGREGATED,
@@ -62,10 +86,12 @@ REFUSALS: Mapping[str, Rule] = {
     "discovery.remote_vit": _MULTIMODAL,
     "hicache.": _TIERS,
     "multimodal.": _MULTIMODAL,
+    "multimodal.enabled": NoEffect(
+        "text is served, also of models that accept images; requests with images get HTTP 400"
+    ),
     "multimodal.fast_image_processor": NoEffect("images are not supported yet"),
     "attention.multimodal_backend": _MULTIMODAL,
     "mamba.": _RECURRENT,
-    "quant.": _QUANTISED,
     "quant.modelopt": _MODELOPT,
     "quant.modelopt_restore_path": _MODELOPT,
     "quant.modelopt_save_path": _MODELOPT,
@@ -92,9 +118,14 @@ REFUSALS: Mapping[str, Rule] = {
     "overlap.": Refused("not offered: overlapping compute and communication"),
     "overlap.comm_enabled": NoEffect("compute and communication do not overlap; same outputs"),
     "runtime.non_default_stream": NoEffect("on a GPU steps always run on a separate stream"),
-    "runtime.numa_node": Refused(
-        "not offered: NUMA binding; start the server with numactl --cpunodebind"
+    "runtime.numa_node": Sets(
+        key="parallel.numa_nodes",
+        how="the CPUs of a node; memory comes from it while there is room",
     ),
+    "weights.remote_seed.": Refused(
+        "not yet: weights from another server; share a directory of files instead"
+    ),
+    "moe.recorder.": not_yet("recording which experts tokens use"),
     "runtime.base_gpu_id": Refused("Ray assigns GPUs; hide others with CUDA_VISIBLE_DEVICES"),
     "runtime.gpu_id_step": Refused("Ray assigns GPUs", off=(1,)),
     "cuda_graph.profile_capture": Refused(
@@ -124,8 +155,7 @@ REFUSALS: Mapping[str, Rule] = {
     "weights.download_dir": Refused(
         "nothing is downloaded at start-up; set model.path to the model's directory"
     ),
-    "weights.remote_seed.": Refused("weights are read from files, not from another server"),
-    "moe.dense_tp_size": Refused("parallel.tp_size divides dense and expert layers alike"),
+    "moe.dense_tp_size": Means(keys=(), reads=_of_dense_tp, why=_ALIKE),
     "lora.chunk_size": NoEffect("the adapter kernel chooses its sizes; same outputs"),
     "routing.wrr_available_ratio": Refused("replicas have no weights; see routing.policy"),
     "sampling.backend": NoEffect(

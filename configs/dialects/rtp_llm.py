@@ -9,7 +9,6 @@ from remora.configs.dialects import speculation
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
-    Effect,
     Harmless,
     Means,
     Refusal,
@@ -21,13 +20,15 @@ from remora.configs.dialects.shared_rules import DTYPE, LOG_LEVEL, only_with
 
 _CONCURRENCY = 32  # RTP-LLM's default
 _FRAMES = 16
+_LIMIT = "generation requests of each replica, each counted once however many outputs it has"
+_WORLD = "--tp-size * --dp-size set the number of ranks; a value that differs is refused"
 
 
-def _check_world(value: int, given: Mapping[str, Any]) -> Effect:
+def _check_world(value: int, given: Mapping[str, Any]) -> Harmless:
     tp, dp = given.get("--tp-size") or 1, given.get("--dp-size") or 1
     if value != tp * dp:
         raise Refusal(f"--tp-size * --dp-size is {tp} * {dp} = {tp * dp}; make them agree")
-    return Effect({})
+    return Harmless(_WORLD)
 
 
 def _to_budget(settings: Settings) -> Any:
@@ -85,9 +86,7 @@ RULES: Mapping[str, Rule] = {
     "--start-port": Sets(key="http.port"),
     "--tp-size": Sets(key="parallel.tp_size"),
     "--dp-size": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica"),
-    "--world-size": Means(
-        keys=(), reads=_check_world, why="must be --tp-size * --dp-size; others are refused"
-    ),
+    "--world-size": Means(keys=(), reads=_check_world, why=_WORLD),
     "--reuse-cache": Sets(key="engine.prefix_cache"),
     "--enable-fast-gen": Sets(key="engine.chunked_prefill"),
     "--fast-gen-context-budget": only_with(
@@ -100,10 +99,11 @@ RULES: Mapping[str, Rule] = {
     "--device-reserve-memory-bytes": Sets(
         key="engine.memory_reserve", unset={0: "no memory is reserved"}
     ),
-    "--concurrency-limit": Sets(key="api.max_concurrent_requests"),
+    "--concurrency-limit": Sets(key="api.max_concurrent_requests", how=_LIMIT),
     "--concurrency-with-block": Means(
         keys=("api.wait_when_busy", "api.max_concurrent_requests"),
         reads=_of_blocking,
+        how=f"for up to engine.queue_timeout_s; {_LIMIT}",
     ),
     "--ft-core-dump-on-exception": Sets(key="debug.core_dump"),
     "--torch-cuda-profiler-dir": Sets(key="debug.profile_dir", unset={"": "nothing is profiled"}),

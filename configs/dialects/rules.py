@@ -117,7 +117,6 @@ class Means:
     """A rule made of functions, for several keys or for values that depend on other parameters.
 
     writes:     None = the value of the first key
-    effective:  whether any value has an effect
     why:        the reason, if it has no effect or is refused
     """
 
@@ -125,7 +124,6 @@ class Means:
     reads: Callable[[Any, Mapping[str, Any]], Effect | Harmless | Settings]
     writes: Callable[[Settings], Any] | None = None
     how: str = ""
-    effective: bool = True
     why: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
@@ -142,21 +140,12 @@ class Means:
         return [] if value is UNSAID else [value]
 
 
-class _SetsNothing:
-    """Base class of rules without keys."""
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A parameter without effect, for any value or for those in `only`."""
 
-    __slots__ = ()
     keys: ClassVar[tuple[str, ...]] = ()
     how: ClassVar[str] = ""
-
-    def write(self, settings: Settings) -> list[Any]:
-        """Return nothing."""
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect(_SetsNothing):
-    """A parameter without effect, for any value or for those in `only`."""
 
     why: str
     only: tuple[Any, ...] = ()
@@ -168,22 +157,37 @@ class NoEffect(_SetsNothing):
             raise Refusal(self.otherwise)
         return Harmless(self.why)
 
+    def write(self, settings: Settings) -> list[Any]:
+        """Return nothing."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
-class Refused(_SetsNothing):
+class Refused:
     """A feature that remora does not have. Values that turn it off have no effect.
 
-    off:  such values, in addition to the parameter's default, None, False, 0 and empty values
+    off:     such values, in addition to the parameter's default, None, False, 0 and empty values
+    keys:    that the feature would change there, so that `writes` must turn it off
+    writes:  the value for settings of `keys`
     """
+
+    how: ClassVar[str] = ""
 
     why: str
     off: tuple[Any, ...] = ()
+    keys: tuple[str, ...] = ()
+    writes: Callable[[Settings], Any] = never
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
         """Raise Refusal unless the value turns the feature off."""
         if not value or value in self.off or value in ("none", "null", "auto", "off"):
             return Harmless(f"it is off here too ({self.why})")
         raise Refusal(self.why)
+
+    def write(self, settings: Settings) -> list[Any]:
+        """Call `writes`."""
+        value = self.writes(settings)
+        return [] if value is UNSAID else [value]
 
 
 Rule = Sets | Means | NoEffect | Refused

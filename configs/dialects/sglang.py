@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from remora.configs.dialects import lora_entries, speculation
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
+    Effect,
     Means,
     NoEffect,
+    Refusal,
     Refused,
     Rule,
     Sets,
+    Settings,
 )
 from remora.configs.dialects.shared_rules import (
     COMPILE,
@@ -22,6 +26,7 @@ from remora.configs.dialects.shared_rules import (
     LEVELS,
     LOG_LEVEL,
     REASONING,
+    TOKENIZER_MODE,
     TOOLS,
     TRUST_CODE,
     edges,
@@ -42,29 +47,54 @@ _LOAD_FORMATS = {
 }
 _KV_SCALES = "with a scale for each token and head, computed as they are stored"
 _NO_KV_SCALES = f"without scales in the checkpoint or in --quantization-param-path, {_KV_SCALES}"
-# Values of --quantization that say what the checkpoint is.
-_RECOGNISED = (
-    "awq",
-    "awq_marlin",
-    "gptq",
-    "gptq_marlin",
-    "moe_wna16",
-    "modelopt",
-    "modelopt_fp4",
-    "petit_nvfp4",
-    "w8a8_int8",
-    "mxfp4",
-)
-_ROUNDS = (
-    "leave it out for a checkpoint in this format, which is recognised; other weights are rounded "
-    "by --torchao-config: fp8dq-per_row or int8dq on a GPU, int8wo or int4wo-32 on a CPU"
-)
-_NOT_ROUNDED = {
-    **dict.fromkeys(("fp8", "w8a8_fp8", "bitsandbytes"), _ROUNDS),
+# The formats of checkpoints that values of --quantization mean; some name a kernel, too.
+_FORMATS = {
+    "awq": ["awq"],
+    "awq_marlin": ["awq"],
+    "gptq": ["gptq"],
+    "gptq_marlin": ["gptq"],
+    "moe_wna16": ["awq", "gptq"],
+    "fp8": ["fp8"],
+    "modelopt": ["modelopt"],
+    "modelopt_fp8": ["modelopt"],
+    "modelopt_fp4": ["modelopt"],
+    "petit_nvfp4": ["modelopt"],
+    "w8a8_int8": ["compressed-tensors"],
+    "w8a8_fp8": ["compressed-tensors", "fp8"],
+    "mxfp4": ["mxfp4"],
+    "bitsandbytes": ["bitsandbytes"],
+}
+_UNQUANTISED = ("fp8", "w8a8_fp8", "w8a8_int8", "bitsandbytes")
+_NOT_OFFERED = {
     "marlin": "not offered: weights in the order of Marlin's kernels; use the GPTQ checkpoint",
-    "qoq": "not offered: weights in the order of QServe's kernels; use the original checkpoint",
+    "qoq": "not offered: weights in the order of QServe's kernels; supported: the original weights",
     "w4afp8": "not yet: int4 experts with 8-bit floats; use the original checkpoint",
 }
+_GGUF = "blocks that native CPU kernels know are computed as stored, others dequantised"
+
+
+def _of_quantization(value: str, given: Mapping[str, Any]) -> Effect:
+    """Name the checkpoint's format, which is compared with the checkpoint at start-up."""
+    if value == "gguf":
+        return Effect({"model.load_format": "gguf"}, _GGUF)
+    if value not in _FORMATS:
+        known = ", ".join(_FORMATS)
+        raise Refusal(_NOT_OFFERED.get(value, f"expected gguf or one of {known}"))
+    how = (
+        "a checkpoint in this format; others are refused, not rounded (--torchao-config rounds)"
+        if value in _UNQUANTISED
+        else ""
+    )
+    return Effect({"model.checkpoint_formats": _FORMATS[value]}, how)
+
+
+def _to_quantization(settings: Settings) -> Any:
+    if settings.get("model.load_format") == "gguf":
+        return "gguf"
+    wanted = settings.get("model.checkpoint_formats")
+    return next((name for name, formats in _FORMATS.items() if formats == wanted), UNSAID)
+
+
 _NOT_READ = {
     "npcache": "not offered: a cache of pickled weights; convert them to safetensors, which are "
     "memory-mapped",
@@ -82,7 +112,7 @@ _BALANCING = {
 RULES: Mapping[str, Rule] = {
     "--config": values.CONFIG_FILE,
     # model
-    "--model-path": Sets(key="model.path"),
+    "--model-path": values.MODEL_PATH,
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
     "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),
@@ -99,13 +129,10 @@ RULES: Mapping[str, Rule] = {
         refuse=_NOT_READ,
     ),
     "--context-length": Sets(key="model.context_length"),
-    "--quantization": Sets(
-        key="model.load_format",
-        table={"gguf": "gguf"},
-        strict=True,
-        how="blocks that native CPU kernels know are computed as stored, others dequantised",
-        unset=dict.fromkeys(_RECOGNISED, "the checkpoint's format is recognised"),
-        refuse=_NOT_ROUNDED,
+    "--quantization": Means(
+        keys=("model.checkpoint_formats", "model.load_format"),
+        reads=_of_quantization,
+        writes=_to_quantization,
     ),
     "--quantization-param-path": values.KV_SCALES,
     "--torchao-config": values.TORCHAO,
@@ -133,12 +160,7 @@ RULES: Mapping[str, Rule] = {
         key="model.chat_template", how="a file, or the name of one of the checkpoint's templates"
     ),
     "--tokenizer-path": Sets(key="model.tokenizer_path"),
-    "--tokenizer-mode": Sets(
-        key="model.tokenizer_loader",
-        table={"slow": "transformers", "auto": "auto"},
-        strict=True,
-        how="slow = the checkpoint's own class in transformers",
-    ),
+    "--tokenizer-mode": TOKENIZER_MODE,
     "--is-embedding": Sets(
         key="model.task",
         table={True: "embed"},
@@ -148,7 +170,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "--skip-tokenizer-init": Sets(key="model.skip_tokenizer"),
     "--tokenizer-worker-num": Sets(
-        key="api.tokenizer_threads", how="threads of each replica, not processes"
+        key="api.tokenizer_threads",
+        how="threads of each replica, not processes, for prompts over 16 KiB; shorter ones are "
+        "tokenised on the event loop",
     ),
     "--enable-tokenizer-batch-encode": NoEffect(
         "the prompts of a request are always tokenised together"
@@ -161,12 +185,14 @@ RULES: Mapping[str, Rule] = {
     "--radix-eviction-policy": Sets(key="engine.prefix_eviction"),
     "--kv-cache-dtype": Sets(
         key="engine.kv_dtype",
+        table={"bf16": "bfloat16"},
         hows={
             "auto": "8 bits also if a checkpoint of compressed-tensors or ModelOpt declares them "
             "for K and V",
             "fp8_e4m3": _NO_KV_SCALES,
             "fp8_e5m2": _KV_SCALES,
         },
+        refuse={"fp4_e2m1": "not offered: K and V in 4 bits; set it to fp8_e4m3"},
     ),
     "--page-size": Sets(key="engine.page_size"),
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
@@ -181,7 +207,10 @@ RULES: Mapping[str, Rule] = {
         key="engine.window_pages", table={True: "off", False: "auto"}
     ),
     "--chunked-prefill-size": values.CHUNK,
-    "--max-prefill-tokens": Sets(key="engine.max_prefill_tokens"),
+    "--max-prefill-tokens": Sets(
+        key="engine.max_prefill_tokens",
+        how="the limit of each step, also below the context length, where SGLang raises it to that",
+    ),
     "--max-running-requests": Sets(key="engine.max_running_requests"),
     "--max-queued-requests": Sets(key="engine.max_queued_requests"),
     "--disable-radix-cache": Sets(key="engine.prefix_cache", invert=True),
@@ -201,7 +230,11 @@ RULES: Mapping[str, Rule] = {
         "requests select one by name"
     ),
     "--multi-item-scoring-delimiter": NoEffect("/v1/score always scores each item separately"),
-    "--enable-fp32-lm-head": NoEffect("logits are always float32"),
+    "--enable-fp32-lm-head": NoEffect(
+        "logits are float32: native CPU kernels and CUDA do not round their sums; torch on a CPU "
+        "or ROCm, engine.deterministic on a GPU and model.impl transformers round them to "
+        "model.dtype first; a quantised head is multiplied in its own format"
+    ),
     "--enable-return-hidden-states": Sets(
         key="api.hidden_states", how="on /generate, in the final event"
     ),

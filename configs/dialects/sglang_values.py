@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from remora.configs.dialects.rules import (
     never,
 )
 from remora.configs.dialects.shared_rules import ROUNDED, WEIGHT_ONLY, only_with
+from remora.configs.sections.model import HUB_ID
 
 ATTENTION = {
     "triton": "triton",
@@ -53,6 +55,16 @@ _PREFERRED = {
     "max_new_tokens": "max_tokens",
 }
 _REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
+
+
+_NO_HUB = "Hub ids are refused at the start, as nothing is downloaded; directories are not"
+
+
+def _of_model_path(value: str, given: Mapping[str, Any]) -> Effect:
+    return Effect({"model.path": value}, _NO_HUB if re.fullmatch(HUB_ID, value) else "")
+
+
+MODEL_PATH = Means(keys=("model.path",), reads=_of_model_path, how=_NO_HUB)
 
 
 def _of_kv_scales(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
@@ -191,7 +203,7 @@ def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
 CONFIG_FILE = Means(
     keys=(),
     reads=_of_config_file,
-    why="its options are read; the command line overrides them",
+    how="a command line reads its options, and overrides them; refused elsewhere",
 )
 
 
@@ -261,13 +273,13 @@ def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Setti
     if value in NO_ATTENTION:
         raise Refusal(NO_ATTENTION[value])
     if value in ATTENTION and all(other in (None, value) for other in others):
-        return Effect(
-            {"engine.attention_backend": ATTENTION[value]}, "prefill and decode use the same"
-        )
-    raise Refusal(f"prefill and decode use the same backend: one of {', '.join(ATTENTION)}")
+        return Effect({"engine.attention_backend": ATTENTION[value]}, _ONE_BACKEND)
+    known = ", ".join(ATTENTION)
+    raise Refusal(f"not offered: two attention backends in one engine; set all to one of {known}")
 
 
-PHASE = Means(keys=("engine.attention_backend",), reads=_of_phase, writes=never)
+_ONE_BACKEND = "prefill and decode use the same backend; two that differ are refused"
+PHASE = Means(keys=("engine.attention_backend",), reads=_of_phase, writes=never, how=_ONE_BACKEND)
 
 
 _TORCHAO = {

@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from remora.configs.dialects.rules import UNSAID, Harmless, Means, Refusal, Sets, Settings
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Harmless,
+    Means,
+    NoEffect,
+    Refusal,
+    Sets,
+    Settings,
+)
 
 REASONING = Sets(key="api.reasoning_parser", table={"deepseek-v3": "deepseek_v3"})
 TOOLS = Sets(
@@ -43,6 +51,11 @@ DTYPE = Sets(
 )
 TRUST_CODE = Sets(
     key="model.trust_remote_code", how="only code in the checkpoint's directory; no downloads"
+)
+TOKENIZER_MODE = NoEffect(
+    "the fast tokenizer is always used; a checkpoint that has only one in Python is refused",
+    only=("auto", "fast"),
+    otherwise="not offered: tokenizers in Python; leave it out, fast ones give the same ids",
 )
 LEVELS = {
     "debug": "DEBUG",

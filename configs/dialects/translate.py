@@ -160,7 +160,8 @@ def _line(
     if isinstance(meant, Harmless):
         state, settings, text = State.NO_EFFECT, {}, meant.why
     else:
-        state = State.APPROXIMATE if meant.how else State.EXACT
+        exact = State.EXACT if meant.settings else State.NO_EFFECT
+        state = State.APPROXIMATE if meant.how else exact
         settings, text = dict(meant.settings), meant.how
     return ParameterReport(name=written, value=value, state=state, settings=settings, text=text)
 

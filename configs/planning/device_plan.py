@@ -134,10 +134,23 @@ def _plan_device(
         graph_padding=engine.graph_padding,
         graph_max_tokens=engine.graph_max_tokens,
         graph_gc=engine.graph_gc,
-        overlap=engine.overlap is not False,
+        overlap=_overlaps(config),
         deterministic=engine.deterministic,
         symmetric_memory=config.parallel.symmetric_memory,
     )
+
+
+def _overlaps(config: ServeConfig) -> bool:
+    """Return whether steps overlap. Raises ConfigError."""
+    if config.speculation.method == "none":
+        return config.engine.overlap is not False
+    if config.engine.overlap:
+        raise ConfigError(
+            "engine.overlap = true: the next step cannot be planned before it is known how many "
+            f"drafts are right, and speculation.method is {config.speculation.method}; leave "
+            "one of them out"
+        )
+    return False
 
 
 def _attention_backend(

@@ -19,6 +19,12 @@ def check_fallback(config: ServeConfig) -> None:
         ("engine.cpu_kernels", engine.cpu_kernels == "native", "without native kernels", "auto"),
         ("model.quantization", model.quantization != "none", "without quantised kernels", "none"),
         (
+            "model.quantization_overrides",
+            bool(model.quantization_overrides),
+            "without quantised kernels",
+            "[]",
+        ),
+        (
             "debug.tensor_dump_dir",
             config.debug.tensor_dump_dir is not None,
             "whose layers cannot be dumped",

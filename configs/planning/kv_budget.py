@@ -37,6 +37,20 @@ class Budget:
         return self.weight_bytes + self.step_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """Bytes of a draft model, which uses the same pages as the model that it drafts for.
+
+    token_bytes:  KV of one token
+    """
+
+    weight_bytes: int = 0
+    token_bytes: int = 0
+
+
+NOTHING_RESERVED = Reserved()
+
+
 def size_kv_pool(
     config: ServeConfig, budget: Budget, *, page_bytes: int, most_useful_pages: int
 ) -> int:

@@ -19,6 +19,7 @@ class Loading:
     config_overrides:  entries that replace those of config.json
     impl:              whose code runs the model
     trust_code:        whether the checkpoint's code may run
+    formats:           of quantised weights, of which the checkpoint must have one; () = any or none
     """
 
     mmap: bool = True
@@ -27,6 +28,7 @@ class Loading:
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     impl: Literal["auto", "remora", "transformers"] = "auto"
     trust_code: bool = False
+    formats: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: ModelSection) -> Self:
@@ -38,6 +40,7 @@ class Loading:
             config_overrides=model.config_overrides,
             impl=model.impl,
             trust_code=model.trust_remote_code,
+            formats=tuple(model.checkpoint_formats),
         )
 
 

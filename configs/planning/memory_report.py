@@ -13,7 +13,6 @@ from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_gain
 from remora.configs.planning.plan import EnginePlan
-from remora.configs.planning.rounding import ROUNDINGS
 
 _FLOAT = 4
 _PANEL = 64  # columns that native matrix products write together
@@ -25,6 +24,7 @@ _LENGTHS = (512, 2048, 8192, 32_768)
 class MemoryReport:
     """Bytes of the rank with the most.
 
+    draft_bytes:     weights of the draft model, whose KV and steps are part of the others
     kv_token_bytes:  of one token
     kv_gain:         tokens in the KV cache per token that would fit in the model's own format
     concurrency:     (length in tokens, sequences of that length that fit the KV cache)
@@ -32,6 +32,7 @@ class MemoryReport:
 
     weight_bytes: int
     adapter_bytes: int
+    draft_bytes: int
     kv_bytes: int
     step_bytes: int
     kv_token_bytes: int
@@ -42,19 +43,32 @@ class MemoryReport:
     @property
     def total_bytes(self) -> int:
         """Sum of all parts."""
-        return self.weight_bytes + self.adapter_bytes + self.kv_bytes + self.step_bytes
+        fixed = self.weight_bytes + self.adapter_bytes + self.draft_bytes
+        return fixed + self.kv_bytes + self.step_bytes
 
 
-def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryReport:
-    """Return the memory use of a plan; `is_native`: with native CPU kernels."""
+def report(
+    plan: EnginePlan, model: ModelFacts, draft: ModelFacts | None = None, *, is_native: bool
+) -> MemoryReport:
+    """Return the memory use of a plan.
+
+    draft:      of the plan's draft model
+    is_native:  with native CPU kernels
+    """
+    steps = step_bytes(plan, model, is_native=is_native)
+    draft_bytes = 0 if plan.speculation is None else plan.speculation.head_bytes
+    if plan.draft is not None and draft is not None:
+        steps += step_bytes(plan.draft, draft, is_native=is_native)
+        draft_bytes = plan.draft.weight_bytes
     # With windows, their bytes are spread over all tokens. One page is for padding.
     token_bytes = max(1, plan.kv_bytes // (plan.kv_tokens + plan.page_size))
     lengths = sorted({*(n for n in _LENGTHS if n < plan.max_model_len), plan.max_model_len})
     return MemoryReport(
         weight_bytes=plan.weight_bytes,
         adapter_bytes=plan.adapter_bytes,
+        draft_bytes=draft_bytes,
         kv_bytes=plan.kv_bytes,
-        step_bytes=step_bytes(plan, model, is_native=is_native),
+        step_bytes=steps,
         kv_token_bytes=token_bytes,
         kv_gain=kv_gain(model, plan.dtype, plan.kv_dtype, plan.kv_skip_layers),
         num_ranks=plan.num_ranks,
@@ -75,8 +89,7 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
     angles = 2 * plan.max_sequence_tokens * model.head_dim * _FLOAT
     if is_native:
         normal_bytes, written_bytes = _operand_bytes(plan)
-        drafts = 0 if plan.speculation is None else plan.speculation.max_drafts
-        rows = logit_rows(plan.max_running_requests, plan.max_step_tokens, drafts)
+        rows = logit_rows(plan.max_running_requests, plan.max_step_tokens, plan.max_drafts)
         stream, normal, made, context, gated = (_whole_panels(width) for width in widths)
         tokens = (stream + max(stream, made) + _PANEL) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes
@@ -104,6 +117,14 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
         f"weights    {human_bytes(found.weight_bytes)}{of_rank}",
         *([f"quantised  {plan.stored}"] if plan.stored else []),
     ]
+    if found.draft_bytes and plan.draft is None:
+        text.append(f"drafts     a head, weights {human_bytes(found.draft_bytes)}")
+    if plan.draft is not None:
+        rounded = f" {plan.draft.rounding}" if plan.draft.rounding else ""
+        text.append(
+            f"drafts     {plan.draft.served_model_name}, weights {human_bytes(found.draft_bytes)}"
+            f"{rounded}"
+        )
     if found.adapter_bytes:
         text.append(f"adapters   {human_bytes(found.adapter_bytes)}{of_rank}")
     text += [
@@ -144,7 +165,7 @@ def _of_windows(plan: EnginePlan) -> list[str]:
 
 
 def _tokens_in(found: MemoryReport, size: int) -> int:
-    fixed = found.weight_bytes + found.adapter_bytes + found.step_bytes
+    fixed = found.total_bytes - found.kv_bytes
     return max(0, size - fixed) // found.kv_token_bytes
 
 
@@ -163,10 +184,11 @@ def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:
     Quantised operands are int8, with a scale and a sum for each group, in the
     groups of each part.
     """
-    if plan.quantization != "none":
-        grouped = sum(1 + 8 / size for size in ROUNDINGS[plan.quantization].groups)
-        return grouped, grouped + _FLOAT
     each = 2 if plan.dtype == "bfloat16" else _FLOAT
+    if plan.formats is not None:
+        grouped = sum(1 + 8 / size for size in plan.formats.groups)
+        grouped += each if plan.formats.has_plain else 0
+        return grouped, grouped + _FLOAT
     return each, each
 
 

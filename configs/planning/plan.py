@@ -5,16 +5,22 @@ Pure: opens no file and queries no device. `configs/facts.py` says where the fac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
-from remora.configs.planning.kv_budget import Budget, max_replicas, ranks_on_machine
+from remora.configs.planning.kv_budget import (
+    NOTHING_RESERVED,
+    Budget,
+    Reserved,
+    max_replicas,
+    ranks_on_machine,
+)
 from remora.configs.planning.kv_format import (
     DTYPE_BYTES,
     KVScales,
@@ -23,7 +29,7 @@ from remora.configs.planning.kv_format import (
 )
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.configs.planning.rounding import BITS, ROUNDINGS, describe_rounding
+from remora.configs.planning.rounding import Rounding, describe_rounding, plan_rounding
 from remora.configs.planning.scheduling_plan import (
     BY_ARRIVAL,
     SchedulingPlan,
@@ -32,10 +38,14 @@ from remora.configs.planning.scheduling_plan import (
 )
 from remora.configs.planning.shares import (
     check_divisible,
-    stage_parameters,
     update_elements,
 )
 from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
+from remora.configs.planning.weight_plan import (
+    describe_stored,
+    held_as_stored,
+    weight_bytes_of,
+)
 from remora.configs.planning.window_plan import KVLimits, WindowRoom, size_pools
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.engine import KVDtype
@@ -56,7 +66,6 @@ _OF_GENERATION = (
     "priority_preemption_gap",
     "logit_processors",
 )
-_SCALE_BYTES = 4  # of an output of a weight that is rounded to 8 bits on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,7 @@ class EnginePlan:
     """What the engine runs, and with which limits.
 
     num_threads:             of one rank
+    numa_nodes:              NUMA node of each rank; empty = ranks are not bound
     num_pages:               pages of the KV pool, not counting the dump page 0
     kv_bytes, weight_bytes:  of the rank with the most
     max_model_len:           most tokens of one sequence, prompt and output
@@ -94,7 +104,10 @@ class EnginePlan:
     task:                    what the model does; only "generate" has a KV cache
     stored:                  how weights stored quantised are computed; empty = none
     rounding:                formats to which weights are rounded on loading; empty = none
+    formats:                 to which weights are rounded on a CPU; None = to none
     speculation:             how rows get drafts; None = not at all
+    draft:                   of the draft model, with the rows, steps and pages of this plan; None =
+                             there is none
     """
 
     model_path: Path
@@ -121,6 +134,7 @@ class EnginePlan:
     low_priority_first: bool
     priority_preemption_gap: int | None
     max_queued_tokens: int | None = None
+    numa_nodes: tuple[int, ...] = ()
     prefix_eviction: Literal["lru", "lfu"] = "lru"
     tp_size: int = 1
     pp_size: int = 1
@@ -139,7 +153,14 @@ class EnginePlan:
     task: Task = "generate"
     stored: str = ""
     rounding: str = ""
+    formats: Rounding | None = None
     speculation: SpeculationPlan | None = None
+    draft: EnginePlan | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of a row in one step."""
+        return 0 if self.speculation is None else self.speculation.max_drafts
 
     @property
     def num_ranks(self) -> int:
@@ -175,11 +196,13 @@ def make_plan(
     machine: MachineFacts,
     model_path: Path,
     adapters: LoRASlotConfig | None = None,
+    reserved: Reserved = NOTHING_RESERVED,
 ) -> EnginePlan:
     """Return the plan of a model that generates text.
 
     machine:   its memory is that of the model's device before the weights are loaded
     adapters:  slots for adapters that are not merged; targets may be the checkpoint's names
+    reserved:  memory of a draft model
     Assumes that all replicas share this machine, with one node's ranks of each, and that with
     engine.device cuda each rank has its own GPU. Raises ConfigError, with settings that would work.
     """
@@ -204,10 +227,11 @@ def make_plan(
         libraries=machine.attention_libraries,
         is_ours=model.implementation == "remora",
     )
-    held = _held_as_stored(config, stored, device, on_device)
-    weight_bytes = _weight_bytes(config, model, dtype, device, on_device, held)
+    held = held_as_stored(config, stored, device, on_device)
+    formats = plan_rounding(config.model, model, device)
+    weight_bytes = weight_bytes_of(config, model, dtype, device, on_device, held, formats)
     budget = Budget(
-        weight_bytes=weight_bytes + adapter_bytes,
+        weight_bytes=weight_bytes + adapter_bytes + reserved.weight_bytes,
         available_bytes=machine.available_bytes,
         total_bytes=memory,
         device=device,
@@ -217,7 +241,6 @@ def make_plan(
         **{key: getattr(engine, key) for key in _OF_GENERATION},
         device=device,
         dtype=dtype,
-        quantization=config.model.quantization,
         num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
         num_pages=0,
         kv_bytes=0,
@@ -227,18 +250,36 @@ def make_plan(
         max_step_tokens=max_step,
         prefill_chunk_tokens=chunk,
         conservativeness=engine.schedule_conservativeness,
-        tp_size=parallel.tp_size,
-        pp_size=parallel.pp_size,
-        micro_batches=parallel.micro_batches or parallel.pp_size,
+        **_rank_fields(config),
         adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
-        stored=_describe_stored(stored, held, dtype),
+        stored=describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
-        rounding=describe_rounding(config.model.quantization, model.linear_weights, device),
-        speculation=plan_speculation(config, device, overlap=on_device.overlap),
+        **_rounding_fields(config, model, dtype, formats),
+        speculation=plan_speculation(config, device),
     )
-    return _with_pools(plan, config, model, budget)
+    return _with_pools(plan, config, model, budget, reserved.token_bytes)
+
+
+def _rounding_fields(
+    config: ServeConfig, model: ModelFacts, dtype: str, formats: Rounding | None
+) -> dict[str, Any]:
+    quantization, plain = config.model.quantization, 8.0 * DTYPE_BYTES[dtype]
+    return {
+        "quantization": quantization,
+        "formats": formats,
+        "rounding": describe_rounding(formats, quantization, model, plain=plain),
+    }
+
+
+def _rank_fields(config: ServeConfig) -> dict[str, Any]:
+    parallel = config.parallel
+    return {
+        "tp_size": parallel.tp_size,
+        "pp_size": parallel.pp_size,
+        "micro_batches": parallel.micro_batches or parallel.pp_size,
+    }
 
 
 def common_fields(config: ServeConfig, model_path: Path) -> dict[str, Any]:
@@ -249,6 +290,7 @@ def common_fields(config: ServeConfig, model_path: Path) -> dict[str, Any]:
         "load_format": config.model.load_format,
         "loading": Loading.of(config.model),
         "scheduling": plan_scheduling(config),
+        "numa_nodes": tuple(config.parallel.numa_nodes),
         **{key: getattr(config.engine, key) for key in _AS_WRITTEN},
     }
 
@@ -261,29 +303,38 @@ def refit(
     free_bytes: int,
     total_bytes: int,
     step_bytes: int,
+    reserved: Reserved = NOTHING_RESERVED,
 ) -> EnginePlan:
     """Resize the KV pool to the memory that is free on the device once the weights are loaded.
 
     free_bytes:  free memory of the device, with weights and adapter slots allocated
     total_bytes: total memory of the device
     step_bytes:  memory of the largest steps, without weights and KV
+    reserved:    memory of a draft model, which is still free
     Raises ConfigError, with settings that would work.
     """
     held_bytes = plan.weight_bytes + plan.adapter_bytes
     budget = Budget(
-        weight_bytes=held_bytes,
+        weight_bytes=held_bytes + reserved.weight_bytes,
         available_bytes=held_bytes + free_bytes,
         total_bytes=total_bytes,
         step_bytes=step_bytes,
         device=plan.device,
     )
-    return _with_pools(plan, config, model, budget)
+    return _with_pools(plan, config, model, budget, reserved.token_bytes)
 
 
 def _with_pools(
-    plan: EnginePlan, config: ServeConfig, model: ModelFacts, budget: Budget
+    plan: EnginePlan,
+    config: ServeConfig,
+    model: ModelFacts,
+    budget: Budget,
+    reserved_bytes: int = 0,
 ) -> EnginePlan:
-    """Return the plan with KV pools for its limits. Raises ConfigError."""
+    """Return the plan with KV pools for its limits. Raises ConfigError.
+
+    reserved_bytes:  of each token, for a draft model
+    """
     engine = config.engine
     layer_bytes = kv_layer_bytes(
         model, plan.dtype, plan.kv_dtype, plan.kv_skip_layers, tp_size=plan.tp_size
@@ -297,6 +348,7 @@ def _with_pools(
         max_model_len=plan.max_model_len,
         # With overlap, two steps are in flight.
         ahead_tokens=plan.prefill_chunk_tokens * (2 if plan.on_device.overlap else 1),
+        reserved_bytes=reserved_bytes,
     )
     pools = size_pools(config, model, limits, budget)
     return replace(
@@ -323,107 +375,6 @@ def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
             f"{', '.join(DTYPE_BYTES)}; set model.dtype to one of them"
         )
     return dtype
-
-
-def _is_native(config: ServeConfig, device: str) -> bool:
-    """Whether native kernels compute, as far as the configuration says."""
-    one_rank = config.parallel.num_ranks == 1
-    return device == "cpu" and config.engine.cpu_kernels != "torch" and one_rank
-
-
-def _check_rounded_once(config: ServeConfig, held: Sequence[StoredFormat]) -> None:
-    """Raise ConfigError if weights that are computed as stored would be rounded again."""
-    quantization = config.model.quantization
-    if quantization != "none" and held:
-        raise ConfigError(
-            f"model.quantization = {quantization}: the checkpoint's weights are quantised already "
-            f"({held[0].label}) and computed as they are stored; set it to none, or use the "
-            "original checkpoint"
-        )
-
-
-def _describe_stored(
-    stored: Sequence[StoredFormat], held: Sequence[StoredFormat], dtype: str
-) -> str:
-    """Return how many weights of which formats are computed as stored, and which dequantised."""
-    texts = []
-    for how, some in (
-        ("as stored", held),
-        (f"dequantised to {dtype}", [each for each in stored if each not in held]),
-    ):
-        formats = ", ".join(
-            f"{each.number} {each.label} ({each.bits:.2f} bits a weight)" for each in some
-        )
-        if formats:
-            texts.append(f"{how}: {formats}")
-    return "; ".join(texts)
-
-
-def _held_as_stored(
-    config: ServeConfig, stored: Sequence[StoredFormat], device: str, on_device: DevicePlan
-) -> list[StoredFormat]:
-    """Return the formats of weights that are computed as they are stored. Raises ConfigError."""
-    if device == "cpu":
-        held = [each for each in stored if each.is_native and _is_native(config, device)]
-    elif on_device.held_weights == "dequantised":
-        held = []
-    else:
-        held = [each for each in stored if each.device_layers > 0]
-    _check_rounded_once(config, held)
-    return held
-
-
-def _device_layer_bytes(
-    model: ModelFacts, on_device: DevicePlan, held: Sequence[StoredFormat], each: float
-) -> float:
-    """Return the average bytes of a layer's parameter on a GPU; `each`: of an unquantised one."""
-    if on_device.held_weights in ("int8", "fp8"):
-        return 1 + _SCALE_BYTES / model.hidden_size
-    saved = sum(one.device_layers * (each - one.bits / 8) for one in held)
-    return each - saved / (sum(model.layer_parameters) or model.num_parameters)
-
-
-def _weight_bytes(
-    config: ServeConfig,
-    model: ModelFacts,
-    dtype: str,
-    device: str,
-    on_device: DevicePlan,
-    held: Sequence[StoredFormat],
-) -> int:
-    """Return the bytes of the weights of the rank with the most.
-
-    held:  weights that are computed as they are stored; the rank has the whole model then
-
-    A tied head takes extra memory where kernels pack it (on a CPU, except torch in float32), and
-    where embedding and head are on different pipeline stages.
-    """
-    quantization, parallel = config.model.quantization, config.parallel
-    each = float(DTYPE_BYTES[dtype])
-    layer_bytes = head_bytes = each
-    if device != "cpu":
-        layer_bytes, head_bytes = _device_layer_bytes(model, on_device, held, each), each
-        held = ()
-    elif quantization != "none":
-        rounding = ROUNDINGS[quantization]
-        layer_bytes = rounding.bits(model.linear_weights) / 8
-        head_bytes = BITS[rounding.head] / 8
-    by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
-    is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
-    is_packed = is_packed and not (by_torch and config.engine.compile)
-    if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
-        head_bytes = 0.0
-    stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-    in_layers, in_head = sum(one.layers for one in held), sum(one.head for one in held)
-    held_bytes = int(sum((one.layers + one.head) * one.bits / 8 for one in held))
-    return held_bytes + max(
-        int(
-            stage.table * each
-            + (stage.head - in_head) * head_bytes
-            + (stage.layers - in_layers) * layer_bytes
-        )
-        for stage in stages
-    )
 
 
 def _adapter_bytes(
@@ -457,6 +408,7 @@ def _check_ranks(config: ServeConfig, device: str) -> None:
     for key, value, plain in (
         ("engine.cpu_kernels", config.engine.cpu_kernels, "torch"),
         ("model.quantization", config.model.quantization, "none"),
+        ("model.quantization_overrides", config.model.quantization_overrides or "auto", []),
     ):
         if value not in (plain, "auto"):
             raise ConfigError(

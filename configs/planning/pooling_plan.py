@@ -96,6 +96,11 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
     for is_set, key, fix in (
         (config.parallel.num_ranks > 1, "parallel.tp_size * pp_size > 1", "set both to 1"),
         (config.model.quantization != "none", "model.quantization", "set it to none"),
+        (
+            bool(config.model.quantization_overrides),
+            "model.quantization_overrides",
+            "leave it out",
+        ),
         (config.engine.kv_dtype != "auto", "engine.kv_dtype", "leave it out; there is no KV cache"),
         (bool(config.lora.adapters) or config.lora.dynamic, "lora", "leave it out"),
         (config.speculation.method != "none", "speculation.method", "leave it out"),

@@ -6,45 +6,68 @@ from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.speculation import Method
+
+_BY_HEADS: tuple[Method, ...] = ("eagle", "mtp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Drafts from n-grams of a request's own prompt and output.
+    """Where drafts come from, and how many a row may have.
 
     max_drafts:         of a row in one step
     shortest, longest:  tokens of the n-grams that are looked up
-    max_bytes:          memory of the index of all requests
+    max_bytes:          memory of the index of all running requests
+    max_shared_bytes:   memory of the texts of earlier requests; None = not kept
     is_adaptive:        whether draft lengths follow measured acceptance and step times
+    max_tokens:         longest sequence that may have drafts; None = any
+    captures:           layers whose inputs a draft head reads
+    head_bytes:         weights of the draft head
     """
 
+    method: Method = "ngram"
     max_drafts: int
     shortest: int
     longest: int
     max_bytes: int
+    max_shared_bytes: int | None = None
     is_adaptive: bool = True
+    max_tokens: int | None = None
+    captures: tuple[int, ...] = ()
+    head_bytes: int = 0
 
 
-def plan_speculation(config: ServeConfig, device: str, *, overlap: bool) -> SpeculationPlan | None:
-    """Return how rows get drafts; None = not at all.
+def plan_speculation(config: ServeConfig, device: str) -> SpeculationPlan | None:
+    """Return how rows get drafts, without a draft model; None = not at all.
 
-    overlap:  whether steps are planned before the tokens of the step before are known
-    Raises ConfigError where rows cannot have drafts.
+    Raises ConfigError where the method does not work.
     """
     section, num_ranks = config.speculation, config.parallel.num_ranks
     if section.method == "none":
         return None
-    for is_so, why in (
-        (device != "cpu", f"works on the CPU only, and the model runs on {device}"),
-        (num_ranks > 1, f"works on one rank, and the model runs on {num_ranks}"),
-        (overlap, "does not work while steps overlap (engine.overlap)"),
-    ):
-        if is_so:
-            raise ConfigError(f"speculation {why}: leave the section speculation out")
+    if device != "cpu" and config.engine.deterministic:
+        raise ConfigError(
+            "engine.deterministic = true: on a GPU, attention of verified drafts is summed in "
+            "another order than that of single tokens; leave the section speculation out"
+        )
+    if section.method in _BY_HEADS:
+        for is_so, why in (
+            (device != "cpu", f"the model runs on {device}"),
+            (num_ranks > 1, f"the model runs on {num_ranks} ranks, by torch"),
+            (config.engine.cpu_kernels == "torch", "engine.cpu_kernels is torch"),
+        ):
+            if is_so:
+                raise ConfigError(
+                    f"speculation.method = {section.method}: a head reads states that the native "
+                    f"CPU kernels keep, and {why}; use method ngram or draft, or leave the "
+                    "section speculation out"
+                )
     return SpeculationPlan(
+        method=section.method,
         max_drafts=section.max_drafts,
         shortest=section.shortest_suffix,
         longest=section.longest_suffix,
         max_bytes=section.index_memory,
+        max_shared_bytes=section.shared_index_memory,
         is_adaptive=section.adaptive,
     )

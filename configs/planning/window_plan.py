@@ -52,12 +52,14 @@ class KVLimits:
 
     layer_bytes:   of one token in each layer, on the rank with the most
     ahead_tokens:  most tokens of one sequence in the steps in flight
+    reserved_bytes:  of one token in a draft model, which shares the pages
     """
 
     layer_bytes: Sequence[int]
     max_running: int
     max_model_len: int
     ahead_tokens: int
+    reserved_bytes: int = 0
 
 
 def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget) -> KVPools:
@@ -158,6 +160,7 @@ def _pools(
     stages:  bytes of a token in layers that share pages or have no window, and in window layers
     """
     page_size = config.engine.page_size
+    stages = [(full + limits.reserved_bytes, apart) for full, apart in stages]
     num_pages = size_kv_pool(
         config,
         budget,

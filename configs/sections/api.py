@@ -43,6 +43,11 @@ class ApiSection(Section):
     """API key of the administrative routes (flush_cache, abort_request, ...): env:NAME or
     file:/path. Default: these routes answer local clients only."""
 
+    share_prefix_cache: bool = False
+    """Whether requests of different API keys share the prefix cache, and the texts of
+    speculation.shared_index_memory. Sharing saves work where keys send the same prompts; then
+    `cached_tokens` and response times tell one key what others have sent."""
+
     tool_parser: str = "auto"
     """Parser of the model's tool calls: auto = detected from the chat template; none; or a name
     that `remora config parsers` lists."""
@@ -105,8 +110,10 @@ class ApiSection(Section):
     """Directory for the files of /v1/files and /v1/batches. Default: these routes are off."""
 
     task_prompts: Annotated[dict[Name, Name], Field(max_length=1024)] = Field(default_factory=dict)
-    """Named prompt prefixes. A request with `task_id` has that text prepended to its prompt. All
-    are computed before the replica is ready, and are evicted from the prefix cache last."""
+    """Named prompt prefixes. A request with `task_id` has that text prepended to its prompt, a
+    conversation to what its template renders. All are computed before the replica is ready (with
+    api_key and without share_prefix_cache: by the first request of each key), and are evicted from
+    the prefix cache last."""
 
     task_prompts_file: Name | None = None
     """JSON file with the task prompts, instead of task_prompts: an object, or a list of {"task_id",

@@ -214,7 +214,7 @@ class EngineSection(Section):
 
     overlap: bool | None = None
     """Whether the next step is planned while the device computes the current one. Default: on
-    GPUs, except with attention_backend torch."""
+    GPUs, except with attention_backend torch or speculation."""
 
     graph_max_rows: Annotated[int, Field(ge=0, le=65_536)] | None = None
     """Most sequences of a decode step that is captured as a CUDA graph; larger steps launch kernel

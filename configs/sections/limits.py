@@ -1,4 +1,4 @@
-"""The section `limits`: what one request may ask for.
+"""The section `limits`: what one request may ask for, and who shares the engine.
 
 A request over a limit is refused before any of it is copied, and counted under the name of the key
 (`remora_refusals_total`). The keys' upper bounds are the capacities of the layers below.
@@ -6,17 +6,55 @@ A request over a limit is refused before any of it is copied, and counted under 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 
-from remora.configs.fields import Seconds, Section
+from remora.configs.fields import Name, Seconds, Secret, Section
 
 _MANY = 2**20
+UNNAMED = "default"
+
+
+class TenantEntry(Section):
+    """One tenant. Its limits count on each replica: with several, it may get as many times more."""
+
+    name: Annotated[Name, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """Name in errors and metrics. `default` = callers with keys of api.api_key, or without any."""
+
+    api_key: Secret | None = None
+    """API keys of the tenant: env:NAME or file:/path, with one key per line. Every tenant but
+    `default` needs one."""
+
+    weight: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
+    """Share of the engine's tokens relative to other tenants, while they have work."""
+
+    max_priority: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Highest `priority` of a request (with engine.low_priority_first: the negative of the lowest);
+    others get HTTP 400. Priorities order the tenant's own requests only. Default: any."""
+
+    max_open_requests: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Most waiting and running outputs; further requests get HTTP 429. Default, and upper bound:
+    engine.max_queued_requests and the running ones, which count for each tenant."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=2**30)] | None = None
+    """Most requests in a minute, on average; as many may come at once. Further ones get HTTP 429.
+    Default: no limit."""
+
+    tokens_per_minute: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Most tokens in a minute, on average, of prompts (cached ones too) and outputs. While outputs
+    have gone over it, requests get HTTP 429. Default: no limit."""
+
+    max_kv_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Fraction of the KV cache up to which requests of the tenant start, by the expected length of
+    their outputs; others wait. One always starts. Cached prefixes are not counted. Default: no
+    limit."""
 
 
 class LimitsSection(Section):
-    """Limits of one request; a request over a limit gets HTTP 400 unless stated otherwise."""
+    """Limits of requests and tenants; one over a limit gets HTTP 400 unless stated otherwise."""
 
     max_url_bytes: Annotated[int, Field(ge=64, le=64 * 1024)] = 8 * 1024
     """Longest URL, in bytes; longer ones get HTTP 414."""
@@ -80,3 +118,26 @@ class LimitsSection(Section):
 
     max_top_logprobs: Annotated[int, Field(ge=0, le=1024)] = 20
     """Most candidates per token whose log-probabilities are returned, for outputs and prompts."""
+
+    tenants: Annotated[list[TenantEntry], Field(max_length=256)] = Field(default_factory=list)
+    """Tenants, which have keys of their own and share the engine by weight: one that has little to
+    do does not wait for another's queue. engine.max_queued_requests, max_queued_tokens and
+    api.max_concurrent_requests count for each of them. Each replica shares and limits by itself.
+    Default: all callers are one."""
+
+    @property
+    def has_tenant_keys(self) -> bool:
+        """Whether tenants have keys, so that every caller needs one."""
+        return any(tenant.api_key is not None for tenant in self.tenants)
+
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        counts = Counter(tenant.name for tenant in self.tenants)
+        doubled = [name for name, count in counts.items() if count > 1]
+        if doubled:
+            yield "tenants", f"two have the name {doubled[0]!r}; names must be unique"
+        for tenant in self.tenants:
+            if (tenant.api_key is None) != (tenant.name == UNNAMED):
+                what = "takes the keys of api.api_key; remove its api_key"
+                if tenant.name != UNNAMED:
+                    what = f"needs api_key; only {UNNAMED!r} has none"
+                yield "tenants", f"{tenant.name!r} {what}"

@@ -60,7 +60,8 @@ class LoraSection(Section):
 
     repo: Name | None = None
     """Directory with one subdirectory per adapter, whose name is the model name; scanned every
-    `repo_period_s`. env:NAME reads the path from a variable. Needs `dynamic`."""
+    `repo_period_s`. A URL that fsspec reads (s3://BUCKET/PATH) is a directory too, except hf://.
+    env:NAME reads the path from a variable. Needs `dynamic`."""
 
     repo_period_s: Seconds = 10.0
     """Seconds between two scans of `repo`."""

@@ -54,7 +54,7 @@ class MetricsSection(Section):
 
     request_labels: list[Label] = Field(default_factory=list, max_length=8)
     """Labels that requests may set on their metrics. Each combination of values is a separate
-    series; after 1000 combinations the values become `other`. Default: none."""
+    series; after 256 combinations, or 64 of one API key, values become `other`. Default: none."""
 
     request_labels_header: Name = "x-custom-labels"
     """Request header that carries the values of request_labels, as a JSON object of strings."""

@@ -9,6 +9,35 @@ from pydantic import Field
 
 from remora.configs.fields import Bytes, Name, Section
 
+HUB_ID = r"\w[\w.-]*/[\w.-]+(?<!\.gguf)"  # also relative paths with one slash
+Layer = Annotated[int, Field(ge=0, le=4095)]
+CheckpointFormat = Literal[
+    "awq",
+    "gptq",
+    "auto-round",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm-fp8",
+    "modelopt",
+    "mxfp4",
+    "bitsandbytes",
+    "torchao",
+]
+
+
+class QuantizationOverride(Section):
+    """Another format for some weights."""
+
+    parts: Annotated[list[Name], Field(min_length=1, max_length=32)]
+    """Weights by the last parts of their names (q_proj, ...), in Llama's naming. gate_proj and
+    up_proj are one product: name both."""
+
+    layers: Annotated[list[Layer], Field(min_length=1, max_length=1024)] | None = None
+    """Layers, counted from 0. Default: all."""
+
+    format: Literal["none", "int8", "int5", "int4"]
+    """Format: groups of 64 weights in int8, of 32 in int5 and int4; none = the model's own."""
+
 
 class ModelSection(Section):
     """Model, number formats, tokenizer."""
@@ -37,6 +66,14 @@ class ModelSection(Section):
     loss (4 bits, the head in 8). On a GPU with Triton kernels: fp8 (e4m3) or int8, with a scale for
     each output; products quantise the activations of each token; head, embeddings and, with int8,
     experts are not rounded."""
+
+    quantization_overrides: list[QuantizationOverride] = Field(default_factory=list, max_length=64)
+    """Exceptions from `quantization`, for parts of layers; the last that matches counts. With
+    quantization none, all other weights keep their format. Needs a CPU with native kernels."""
+
+    checkpoint_formats: list[CheckpointFormat] = Field(default_factory=list, max_length=16)
+    """Formats of quantised weights that the checkpoint may have. One in another format, or not
+    quantised, is refused. Default: the checkpoint's format is recognised, and any is read."""
 
     packed_cache: Bytes | None = 32 * 2**30
     """Limit of the cache of weights that `quantization` rounded on a CPU, over all models; null =

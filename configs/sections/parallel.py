@@ -13,6 +13,7 @@ from pydantic import Field
 from remora.configs.fields import Bytes, Name, Seconds, Section
 
 Size = Annotated[int, Field(ge=1, le=256)]
+NumaNode = Annotated[int, Field(ge=0, le=1023)]
 Placement = Literal["auto", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
 
 
@@ -57,6 +58,11 @@ class ParallelSection(Section):
     label_selector: dict[str, str] = Field(default_factory=dict)
     """Ray node labels that each rank requires, such as {"ray.io/market-type": "spot"}."""
 
+    numa_nodes: Annotated[list[NumaNode], Field(max_length=256)] = Field(default_factory=list)
+    """NUMA node of each rank of a replica, in the order of ranks: its process runs on that node's
+    CPUs only, and its memory comes from there while there is room. See also engine.num_threads,
+    which defaults to the machine's cores divided by its ranks. Default: ranks are not bound."""
+
     rank_timeout_s: Seconds = 5.0
     """Seconds without a heartbeat after which a rank counts as hung and the replica fails. See also
     engine.step_timeout_s."""
@@ -83,10 +89,13 @@ class ParallelSection(Section):
             is_default = getattr(self, key) == type(self).model_fields[key].default
             if self.num_ranks == 1 and not is_default:
                 yield key, "needs tp_size * pp_size above 1"
+        if self.numa_nodes and len(self.numa_nodes) != self.num_ranks:
+            yield "numa_nodes", f"must name {self.num_ranks} nodes, one for each rank"
         if self.num_ranks % self.num_nodes:
             yield (
                 "num_nodes",
-                f"{self.num_ranks} ranks (tp_size * pp_size) cannot be divided evenly by it",
+                f"cannot divide {self.num_ranks} ranks (tp_size * pp_size) evenly; set it to a "
+                "divisor of their number",
             )
         if self.num_nodes > 1 and self.placement not in ("auto", "STRICT_SPREAD"):
             yield "placement", "with num_nodes above 1, must be auto or STRICT_SPREAD"

@@ -95,7 +95,11 @@ class AdaptingClient:
     def _queued(self, request: Request) -> Iterator[_WaitingRequest]:
         """Register a request that waits for its adapter. Raises QueueFull."""
         waiting = _WaitingRequest(request)
-        num_waiting = sum(w.request.sampling.n for w in (*self._waiting.values(), waiting))
+        num_waiting = sum(
+            other.request.sampling.n
+            for other in (*self._waiting.values(), waiting)
+            if other.request.tenant.name == request.tenant.name
+        )
         limit = self._plan.max_open_sequences
         if num_waiting > limit:
             raise QueueFull(

@@ -150,6 +150,7 @@ class LoRAManager:
         """
         self._registry.check_name(name)
         self._sources.check(source)
+        await self._first_report()
         async with self._locked(name):
             known = self._registry.find(name)
             if known is not None and not replaces:
@@ -169,6 +170,7 @@ class LoRAManager:
 
         Raises UnknownModel, InvalidRequest, Unavailable if requests take too long to end.
         """
+        await self._first_report()
         async with self._locked(name):
             self._check_owner(self._registry.find(name), "unloaded")
             record = self._registry.remove(name, ends=ends)
@@ -185,6 +187,7 @@ class LoRAManager:
 
     async def pin(self, name: str, *, pinned: bool) -> dict[str, Any]:
         """Pin or unpin an adapter. Raises UnknownModel, InvalidRequest."""
+        await self._first_report()
         record = self._registry.pin(name, pinned=pinned)
         self._wakeup.wake()
         await self._until(self._all_know)
@@ -206,6 +209,7 @@ class LoRAManager:
 
     async def adapters(self) -> dict[str, Any]:
         """Describe each adapter at each replica, with each replica's counters."""
+        await self._first_report()
         server = [self._describe(record) for record in self._registry.records]
         refused = [
             {"name": name, "owner": "repo", "refused": reason}
@@ -236,10 +240,6 @@ class LoRAManager:
 
     async def _loaded_everywhere(self, staged: AdapterRecord) -> str:
         """Wait until every replica has loaded an adapter; return its digest."""
-        # A new manager does not know its replicas yet.
-        rest_s = self._began_at + SYNC_S - self._clock()
-        if not self._live() and rest_s > 0:
-            await self._until(lambda: bool(self._live()), rest_s)
 
         def found() -> list[AdapterReport | None]:
             return [replica.reports.get(staged.lora_id) for replica in self._live().values()]
@@ -256,6 +256,12 @@ class LoRAManager:
                 10.0,
             )
         reports = [report for report in found() if report is not None]
+        if not reports and staged.owner == "api":
+            raise Unavailable(
+                f"No replica has loaded the adapter {staged.name!r}: none runs, or each ended "
+                "while it loaded. See the replicas' logs.",
+                10.0,
+            )
         failed = [report for report in reports if report.state == "failed"]
         if failed:
             worst = max(failed, key=lambda report: report.is_fault)
@@ -291,6 +297,12 @@ class LoRAManager:
             f"The adapter {record.name!r} cannot be {what} by a request: it {where}.", "lora_name"
         )
 
+    async def _first_report(self) -> None:
+        """Wait until a new manager knows what replicas serve; at most as long as it asks them."""
+        rest_s = self._began_at + GONE_S - self._clock()
+        if not self._has_begun and rest_s > 0:
+            await self._until(lambda: self._has_begun, rest_s)
+
     async def _begin(self, records: tuple[AdapterRecord, ...]) -> None:
         """Register the adapters to serve from the start, when a replica calls first.
 
@@ -306,6 +318,7 @@ class LoRAManager:
             if self._lora.repo is not None:
                 await self._scan()
             self._has_begun = True
+            self._wakeup.wake()
 
     def _drop_broken(self, reports: tuple[AdapterReport, ...]) -> None:
         """Stop serving the repository's broken adapters until their files change.

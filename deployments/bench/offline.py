@@ -16,6 +16,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.bench.drafts import NOTE, DraftTotals, draft_figures
 from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.roofline import Bounds, ModelWork, bound_share, model_work
 from remora.deployments.bench.stats import Slo, Trace, figures_of
@@ -42,25 +43,31 @@ class StepTime:
     total_s: float
     forward_s: float
     sample_s: float
+    draft_s: float = 0.0
+    num_drafts: int = 0
 
     @property
     def schedule_s(self) -> float:
-        """Time outside of forward pass and sampling: the engine's own work."""
-        return max(self.total_s - self.forward_s - self.sample_s, 0.0)
+        """Time outside of forward pass, sampling and drafting: the engine's own work."""
+        return max(self.total_s - self.forward_s - self.sample_s - self.draft_s, 0.0)
 
     @property
     def is_decode(self) -> bool:
-        """Whether every row computed one token."""
-        return self.num_tokens == self.num_rows
+        """Whether every row computed one token, and its drafts."""
+        return self.num_tokens == self.num_rows + self.num_drafts
 
 
 @dataclass(slots=True)
 class OfflineRun:
-    """Measurements of requests that ran together."""
+    """Measurements of requests that ran together.
+
+    drafts:  figures of speculative decoding
+    """
 
     traces: list[Trace]
     seconds: float
     steps: list[StepTime]
+    drafts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -138,6 +145,7 @@ class OfflineEngine:
         requests = self._requests(workload, seed)
         seen = {request.request_id: _Progress() for request in requests}
         steps: list[StepTime] = []
+        before = DraftTotals.of_stats(self._engine.stats())
         started = time.perf_counter()
         try:
             for request in requests:
@@ -162,6 +170,7 @@ class OfflineEngine:
             ],
             seconds=ended - started,
             steps=steps,
+            drafts=draft_figures(before, DraftTotals.of_stats(self._engine.stats())),
         )
 
     def _step(
@@ -179,6 +188,8 @@ class OfflineEngine:
                     total_s=ended - started,
                     forward_s=result.forward_s,
                     sample_s=result.sample_s,
+                    draft_s=result.draft_s,
+                    num_drafts=len(plan.draft_ids),
                 )
             )
         for output in outputs:
@@ -220,12 +231,13 @@ def measure(
         run_figures(engine.run(workload, seed=seed, on_finish=on_finish), slo)
         for _ in range(repeats)
     ]
-    return Result.of_runs(workload.name, workload.shape, runs)
+    notes = (NOTE,) if any("draft_rows" in figures for figures in runs) else ()
+    return Result.of_runs(workload.name, workload.shape, runs, notes)
 
 
 def run_figures(run: OfflineRun, slo: Slo | None = None) -> dict[str, float]:
     """Return the figures of one run."""
-    return figures_of(run.traces, run.seconds, slo) | step_figures(run.steps)
+    return figures_of(run.traces, run.seconds, slo) | step_figures(run.steps) | run.drafts
 
 
 def step_figures(steps: Sequence[StepTime]) -> dict[str, float]:
@@ -239,6 +251,8 @@ def step_figures(steps: Sequence[StepTime]) -> dict[str, float]:
         "forward_ms": [step.forward_s for step in chosen],
         "sample_ms": [step.sample_s for step in chosen],
     }
+    if any(step.draft_s for step in chosen):
+        parts["draft_ms"] = [step.draft_s for step in chosen]
     figures = {name: statistics.median(values) * 1e3 for name, values in parts.items()}
     outside = sum(step.schedule_s + step.sample_s for step in chosen)
     return figures | {"overhead_share": outside / sum(step.total_s for step in chosen)}

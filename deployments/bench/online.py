@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from remora.deployments.bench.drafts import NOTE, DraftTotals, draft_figures
 from remora.deployments.bench.http_client import Endpoint, Reply, exchange
 from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.stats import Slo, Trace, figures_of
@@ -57,18 +58,30 @@ class Capabilities:
 
 
 class Server:
-    """A running server. `open` probes its capabilities."""
+    """A running server. `open` probes its capabilities.
 
-    def __init__(self, endpoint: Endpoint, model: str, capabilities: Capabilities) -> None:
+    has_drafts:  whether it reports speculative decoding
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, model: str, capabilities: Capabilities, *, has_drafts: bool
+    ) -> None:
         self.endpoint = endpoint
         self.model = model
         self.capabilities = capabilities
+        self.has_drafts = has_drafts
 
     @classmethod
     async def open(cls, endpoint: Endpoint, model: str | None) -> Server:
         """Find the model's name and the server's capabilities. Raises Failure."""
         name = model or await _first_model(endpoint)
-        return cls(endpoint, name, await _probe(endpoint, name))
+        capabilities = await _probe(endpoint, name)
+        has_drafts = await _draft_totals(endpoint) is not None
+        return cls(endpoint, name, capabilities, has_drafts=has_drafts)
+
+    async def draft_totals(self) -> DraftTotals | None:
+        """Return its totals of drafts; None if it has none, or replicas that count their own."""
+        return await _draft_totals(self.endpoint) if self.has_drafts else None
 
     async def run(
         self,
@@ -153,14 +166,16 @@ async def measure(
         return result(skipped=reasons[0])
     runs, notes = [], dict.fromkeys(server.capabilities.notes)
     for number in range(repeats):
+        before = await server.draft_totals()
         traces, seconds = await server.run(
             workload, seed=seed * repeats + number, on_finish=on_finish
         )
+        drafts = draft_figures(before, await server.draft_totals())
         if all(trace.error for trace in traces):
             return result(skipped=f"every request failed: {traces[0].error}")
         figures, found = online_figures(workload, traces, seconds, slo)
-        runs.append(figures)
-        notes |= dict.fromkeys(found)
+        runs.append(figures | drafts)
+        notes |= dict.fromkeys((*found, NOTE) if drafts else found)
     return Result.of_runs(workload.name, workload.shape, runs, tuple(notes))
 
 
@@ -237,6 +252,16 @@ async def _first_model(endpoint: Endpoint) -> str:
             "set it with --model"
         )
     return str(name)
+
+
+async def _draft_totals(endpoint: Endpoint) -> DraftTotals | None:
+    """Return a server's totals of drafts; None if it has none, or several replicas."""
+    reply = await _ask(endpoint, "GET", "/server_info")
+    info = {} if reply.refusal() or reply.error else _as_object(reply.body)
+    config = info.get("config") or {}
+    replicas = (config.get("parallel") or {}).get("num_replicas") or 1
+    most = (config.get("autoscaling") or {}).get("max_replicas") or replicas
+    return None if most > 1 else DraftTotals.of_server(info)
 
 
 async def _probe(endpoint: Endpoint, model: str) -> Capabilities:

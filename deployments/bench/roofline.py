@@ -91,7 +91,7 @@ def model_work(
         parts = _attention_parts(config)
         others = blocks - sum(parts.values())
         of_layers = rounding.bits({**parts, "others": others}) / 8
-        of_head = BITS[rounding.head] / 8
+        of_head = each if rounding.head == "none" else BITS[rounding.head] / 8
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import FileModel
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.model import HUB_ID
 from remora.configs.validation_messages import shown
 from remora.engine.weights.resolve_model import BUILT_IN
 
 _MODEL = "set it to the path of a Hugging Face folder or of a .gguf file"
+_HUB = "a Hub id must be downloaded first: `hf download {} --local-dir DIR`, and set it to DIR"
 _ADAPTER = "set it to the adapter's folder, which holds adapter_config.json"
 _FILE = "create the file, or remove the key"
 
@@ -47,7 +50,8 @@ def _missing(config: ServeConfig) -> Iterator[tuple[str, str, str, str]]:
             continue
         path = Path(name).expanduser()
         if not path.exists():
-            yield key, name, f"no such folder or file (looked for {path.absolute()})", _MODEL
+            advice = _HUB.format(name) if re.fullmatch(HUB_ID, name) else _MODEL
+            yield key, name, f"no such folder or file (looked for {path.absolute()})", advice
         elif not path.is_dir() and path.suffix != ".gguf":
             yield key, name, "neither a folder nor a .gguf file", _MODEL
     for adapter in config.lora.adapters:

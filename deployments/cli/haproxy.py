@@ -14,9 +14,7 @@ import random
 import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from itertools import islice
@@ -79,27 +77,21 @@ def find_binary() -> str | None:
     return shutil.which("haproxy")
 
 
-@contextmanager
-def own_folder() -> Iterator[Path]:
-    """Make a folder for HAProxy's files, private to this user, and remove it at the end.
-
-    Private, since HAProxy's admin socket in it has no authentication; in /tmp, since a socket's
-    path must be short.
-    """
-    with tempfile.TemporaryDirectory(prefix="remora-", dir="/tmp", ignore_cleanup_errors=True) as f:
-        yield Path(f)
-
-
 def haproxy_environment(folder: Path) -> Mapping[str, str]:
-    """Return the environment that Serve needs; its ports are free at the moment."""
+    """Return the environment that Serve needs; its ports are free at the moment.
+
+    folder:  of this run, with a short path (for sockets), and private to this user, since HAProxy's
+             admin socket has no authentication
+    """
     metrics_port, stats_port, fallback_port = _free_ports(_NUM_PORTS)
     return {
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        # Of sockets, whose paths are limited: admin and metrics.
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         # One thread forwards tens of thousands of events a second; more would take the model's.

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from remora.deployments.cli.haproxy import BINARY, find_binary
+from remora.deployments.http.core.http_protocol import HEAD_TIMEOUT_S
 from remora.deployments.routing.haproxy_hook import PATH_HEADER, TRUNCATED_HEADER
 
 
@@ -26,7 +27,7 @@ class Edit:
 
     reason:     why Serve's text does not do
     expected:   sed's basic regular expression
-    command:    sed's command; may contain {folder}, {body_ms}, {status} and {hints}
+    command:    sed's command; may contain {folder}, {head_ms}, {body_ms}, {status} and {hints}
     otherwise:  what happens where no line matches
     """
 
@@ -60,7 +61,19 @@ CONFIG_EDITS = (
         otherwise="A body, uploads included, has Serve's 5 s to arrive.",
     ),
     Edit(
-        reason="A body that arrives too slowly gets an error in JSON.",
+        reason="Heads that never end would take all connections.",
+        expected="timeout client [0-9]*s",
+        command=r"s#^\( *\)timeout client .*#&\n\1timeout http-request {head_ms}ms#",
+        otherwise="A head has the hour that an answer has.",
+    ),
+    Edit(
+        reason="HAProxy 2.8 does not notice that a client has left whose body came after its head.",
+        expected="option splice-request",
+        command="d",
+        otherwise="The whole answers of such clients run on to their last token.",
+    ),
+    Edit(
+        reason="A request that arrives too slowly gets an error in JSON.",
         expected="errorfile 503 .*",
         command=r"s#^\( *\)errorfile 503 .*#&\n\1errorfile 408 {folder}/slow.http#",
         otherwise="It gets HAProxy's HTML page.",
@@ -134,12 +147,15 @@ def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
     folder:          of this run
     body_timeout_s:  time that HAProxy waits for the part of a body that requests are routed by
     """
-    body_ms = round(body_timeout_s * 1000)
-    slow = f"The body did not arrive in {body_timeout_s:g} s; send it faster, or in parts."
+    times = {"head_ms": round(HEAD_TIMEOUT_S * 1000), "body_ms": round(body_timeout_s * 1000)}
+    slow = (
+        f"The request did not arrive in time: its headers have {HEAD_TIMEOUT_S:g} s and its body "
+        f"{body_timeout_s:g} s; send it faster, or in parts."
+    )
     files = {
         "failed.http": _page(503, "No replica could answer. Please try again."),
         "slow.http": _page(408, slow),
-        "config.sed": "".join(edit.sed(folder=folder, body_ms=body_ms) for edit in CONFIG_EDITS),
+        "config.sed": "".join(edit.sed(folder=folder, **times) for edit in CONFIG_EDITS),
         "lua.sed": ADD_HEADERS.sed(),
         "headers.lua": _HEADERS_LUA.format(
             truncated_header=TRUNCATED_HEADER, path_header=PATH_HEADER

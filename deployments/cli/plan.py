@@ -27,13 +27,14 @@ def plan(
 ) -> None:
     """Show the memory of weights, KV cache and steps, and how many requests fit."""
     from remora.configs.environment import cache_dir
+    from remora.configs.planning.draft_plan import DraftFacts, plan_with_draft
     from remora.configs.planning.loading import Loading
     from remora.configs.planning.memory_report import lines, report
-    from remora.configs.planning.plan import make_plan
     from remora.deployments.cli.doctor.pooling import pooling_findings
     from remora.engine.launch import read_machine
     from remora.engine.models.facts import read_model_facts
     from remora.engine.pooling.facts import pooling_task
+    from remora.engine.spec.build import read_draft_facts
     from remora.engine.weights.resolve_model import resolve_model
 
     for model in read_models(target or (), dialect, read_overrides(settings)).values():
@@ -50,11 +51,14 @@ def plan(
                 answer(f"{subject:<10} {text}")
             continue
         facts = read_model_facts(path, Loading.of(config.model))
-        planned = make_plan(config, facts, machine, path)
+        draft = read_draft_facts(config, facts, cache_dir())
+        planned = plan_with_draft(config, facts, machine, path, draft=draft)
         is_native = (
             planned.device == "cpu" and planned.cpu_kernels != "torch" and planned.num_ranks == 1
         )
-        for line in lines(report(planned, facts, is_native=is_native), planned, _SIZES):
+        drafts = draft.model if isinstance(draft, DraftFacts) else None
+        found = report(planned, facts, drafts, is_native=is_native)
+        for line in lines(found, planned, _SIZES):
             answer(line)
 
 

@@ -1,29 +1,28 @@
 """`remora serve`: start a local Ray cluster, serve on it, and stop it at the end.
 
-The configuration is validated before Ray starts. Ctrl-C or SIGTERM drains running requests and then
-stops every process that this command started; a second signal kills them at once.
+The configuration is validated before Ray starts. Then the driver runs below a supervisor
+(`supervision/supervisor.py`), which ends every process of the server however the server ends.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 
 from remora.configs.dialects.translate import State
 from remora.configs.environment import cache_dir
+from remora.configs.errors import RemoraError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
 from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
-from remora.configs.secrets import read_keys
+from remora.configs.secrets import read_callers_keys, read_keys
 from remora.configs.serve_file import our_application
 from remora.configs.value_sources import Override
 from remora.deployments.cli.files import check_files
@@ -33,25 +32,37 @@ from remora.deployments.cli.haproxy import (
     choose_proxy,
     exposed_ports,
     haproxy_environment,
-    own_folder,
 )
 from remora.deployments.cli.haproxy_program import install_haproxy_program
-from remora.deployments.cli.log_filters import drop_ray_output
 from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
-from remora.deployments.cli.processes import children, kill, shut_down
+from remora.deployments.cli.ray_token import protect_ray_token
+from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
+from remora.deployments.cli.supervision.early_stop import signals_end_the_process
+from remora.deployments.cli.supervision.run_folder import RunFolder, remove_remains
+from remora.deployments.cli.supervision.supervisor import run_supervised
+from remora.deployments.cli.supervision.system_limits import check_open_files
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 from remora.deployments.gateway.build import uses_routing_service
 from remora.deployments.ranks.cluster import check_room
-from remora.deployments.ray_private import deploy, missing_routing_hook, start_deleting
+from remora.deployments.ray_private import (
+    cluster_pids,
+    deploy,
+    has_controller,
+    longest_drain_s,
+    missing_routing_hook,
+    ray_logs,
+    start_deleting,
+)
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 from remora.deployments.serve_environment import ENVIRONMENT
 
 POLL_S = 0.2
-
-
-class _Stopped(BaseException):
-    """A stop signal arrived. A BaseException, because Ray catches Exception broadly."""
+CONTROLLER_POLL_S = 2.0
+# How often in a row the controller must be missing.
+CONTROLLER_POLLS = 3
+# Time that Serve needs to stop applications beyond the drain timeout of their replicas.
+DRAIN_SLACK_S = 15.0
 
 
 def serve(
@@ -68,34 +79,47 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models over HTTP until Ctrl-C."""
-    tokens = target or []
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # Ray reads these when it is first imported
-    given = {"model.served_name": model_name, "model.dtype": dtype}
-    options = [f"{key}={value}" for key, value in given.items() if value is not None]
-    overrides = read_overrides([*options, *(settings or ())])
-    raw = serve_config(tokens, host=host, port=port, overrides=overrides, dialect=dialect)
-    if not any("runtime_env" in application for application in raw["applications"]):
-        check_files(read_models(tokens, dialect, overrides), tokens[0] if tokens else "")
-    http = raw["http_options"]
-    check_port(http["host"], http["port"])
-    proxy = choose_proxy(proxy, http["host"])
-    signals = _Signals()
+    with signals_end_the_process():
+        tokens = target or []
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)  # Ray reads these when it is first imported
+        given = {"model.served_name": model_name, "model.dtype": dtype}
+        options = [f"{key}={value}" for key, value in given.items() if value is not None]
+        overrides = read_overrides([*options, *(settings or ())])
+        raw = serve_config(tokens, host=host, port=port, overrides=overrides, dialect=dialect)
+        if not any("runtime_env" in application for application in raw["applications"]):
+            check_files(read_models(tokens, dialect, overrides), tokens[0] if tokens else "")
+        http = raw["http_options"]
+        for line in remove_remains():
+            answer(line)
+        check_port(http["host"], http["port"])
+        chosen = choose_proxy(proxy, http["host"])
+        check_open_files(has_haproxy=chosen is Proxy.HAPROXY)
+        code = run_supervised(
+            lambda folder, link: _drive(raw, chosen, folder, link),
+            address=f"{http['host']}:{http['port']}",
+        )
+    raise typer.Exit(code)
+
+
+def _drive(raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink) -> int:
+    """Run the server and return the exit code. Raises Failure, ConfigError, Stopped."""
+    os.environ.update(folder.environment(os.environ))
     _write_built_in_model(raw)
-    with own_folder() as folder, ExitStack() as ending:
-        if proxy is Proxy.HAPROXY:
-            os.environ.update({**haproxy_environment(folder), **os.environ})
-            install_haproxy_program(folder, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
-        os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
-        if proxy is Proxy.HAPROXY:
-            check_routing_hook(_configs(raw))
-        try:
-            _run(raw, signals)
-        except _Stopped:
-            _drain(raw)
-            ending.enter_context(drop_ray_output())
-        finally:
-            shut_down()
+    protect_ray_token(os.environ)
+    if proxy is Proxy.HAPROXY:
+        os.environ.update({**haproxy_environment(folder.path), **os.environ})
+        install_haproxy_program(folder.path, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
+    os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
+    link.starting()
+    if proxy is Proxy.HAPROXY:
+        check_routing_hook(_configs(raw))
+    _start(raw, link)
+    try:
+        _watch_controller()
+    except Stopped:
+        _drain(raw, link)
+    return 0
 
 
 def _configs(raw: dict[str, Any]) -> list[ServeConfig]:
@@ -144,10 +168,10 @@ def serve_config(
             answer(str(line))
     application = our_application(raw)
     # Check keys before Ray starts, so that a fault is reported at once. Replicas read them again.
-    api = next(iter(parse_models(application["args"]).values())).api
-    for key, reference in (("api_key", api.api_key), ("admin_api_key", api.admin_api_key)):
-        if reference is not None:
-            read_keys(reference, f"api.{key}")
+    config = next(iter(parse_models(application["args"]).values()))
+    read_callers_keys(config)
+    if config.api.admin_api_key is not None:
+        read_keys(config.api.admin_api_key, "api.admin_api_key")
     _set_log_levels(raw)
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(raw.get("http_options") or {})}
     raw["http_options"] = http | {
@@ -176,67 +200,13 @@ def check_port(host: str, port: int) -> None:
             raise Failure(message) from None
 
 
-class _Signals:
-    """Handle SIGINT and SIGTERM: the first raises _Stopped, the second kills all processes.
-
-    The first signal is deferred while Ray starts: an exception during startup makes Ray crash.
-    """
-
-    def __init__(self) -> None:
-        self._is_starting = True
-        self._is_wanted = False
-        self._started: list[Any] = []
-        self.catch()
-
-    def catch(self) -> None:
-        """Install the handlers. Call this again after `ray.init`, which installs its own."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_wanted:
-            kill(self._started + children())
-            os._exit(128 + number)
-        self._is_wanted = True
-        # List them now: orphans of processes that end later are not found as descendants.
-        self._started = children()
-        if not self._is_starting:
-            raise _Stopped
-
-    def end_of_start(self) -> None:
-        """Let signals interrupt from now on. Raises _Stopped if one has arrived already."""
-        self._is_starting = False
-        if self._is_wanted:
-            raise _Stopped
-
-
-def _run(raw: dict[str, Any], signals: _Signals) -> None:
-    """Start Ray and Serve, deploy, and wait for a signal. Raises Failure, _Stopped."""
-    import ray
-    from ray import serve as ray_serve
-    from ray.serve.config import HTTPOptions
-    from ray.serve.schema import ServeDeploySchema
-
+def _start(raw: dict[str, Any], link: DriverLink) -> None:
+    """Start Ray and Serve, deploy, and wait until the server is ready. Raises Failure."""
     started = time.monotonic()
-    context = ray.init(
-        address="local",
-        namespace="serve",
-        dashboard_host="127.0.0.1",
-        log_to_driver=True,
-        logging_level="warning",
-    )
-    signals.catch()
-    for config in parse_models(our_application(raw)["args"]).values():
-        check_room(config)
-    http = raw["http_options"]
-    ray_serve.start(
-        http_options=HTTPOptions(**http),
-        proxy_location=raw.get("proxy_location", "HeadOnly"),
-        logging_config=raw["logging_config"],
-    )
-    deploy(ServeDeploySchema.model_validate(raw))
-    signals.end_of_start()
+    dashboard = _start_ray(raw, link)
     _wait_until_running(_names(raw))
+    link.ready()
+    http = raw["http_options"]
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
     answer(
         f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
@@ -244,12 +214,76 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
     )
     answer(
         "to apply a changed configuration: "
-        f"RAY_AUTH_MODE=token serve deploy -a http://{context.dashboard_url} FILE"
+        f"RAY_AUTH_MODE=token serve deploy -a http://{dashboard} FILE"
     )
     if os.environ[HAPROXY_SWITCH] == "1":
         answer(exposed_ports(os.environ, http["host"]))
-    while True:
-        signal.pause()
+
+
+def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
+    """Start Ray and Serve, deploy, and return the address of Ray's dashboard.
+
+    Raises Failure if Ray does not start, ConfigError if the machine cannot hold the replicas.
+    """
+    import ray
+    from ray import serve as ray_serve
+    from ray.serve.config import HTTPOptions
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        with _watched_cluster(link):
+            context = ray.init(
+                address="local",
+                namespace="serve",
+                dashboard_host="127.0.0.1",
+                log_to_driver=True,
+                logging_level="warning",
+            )
+        for config in _configs(raw):
+            check_room(config)
+        ray_serve.start(
+            http_options=HTTPOptions(**raw["http_options"]),
+            proxy_location=raw.get("proxy_location", "HeadOnly"),
+            logging_config=raw["logging_config"],
+        )
+        deploy(ServeDeploySchema.model_validate(raw))
+    except RemoraError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        logs = ray_logs()
+        raise Failure(
+            f"Ray did not start: {reason}" + (f"; its logs are in {logs}" if logs else "")
+        ) from error
+    return str(context.dashboard_url)
+
+
+@contextmanager
+def _watched_cluster(link: DriverLink) -> Iterator[None]:
+    """Name Ray's processes to the supervisor as soon as they run: `ray.init` may wait for them."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(POLL_S):
+            link.watch(cluster_pids())
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watching.join()
+    link.watch(cluster_pids())
+
+
+def _watch_controller() -> None:
+    """Raise Failure once Serve's controller has ended for good; Stopped after a signal."""
+    num_missing = 0
+    while num_missing < CONTROLLER_POLLS:
+        time.sleep(CONTROLLER_POLL_S)
+        num_missing = 0 if has_controller() else num_missing + 1
+    raise Failure("Serve's controller has ended, and Ray does not restart it")
 
 
 def _wait_until_running(names: list[str]) -> None:
@@ -271,17 +305,14 @@ def _reason(message: str) -> str:
     return errors[-1].strip() if errors else message.strip()
 
 
-def _drain(raw: dict[str, Any]) -> None:
+def _drain(raw: dict[str, Any], link: DriverLink) -> None:
     """Stop the replicas while the proxy still delivers their remaining output."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return
     from ray import serve as ray_serve
     from ray.serve.exceptions import RayServeException
 
-    answer("stopping: waiting for running requests to finish; press Ctrl-C again to stop now")
     names = set(_names(raw))
-    with suppress(RayServeException):  # Serve itself may not have started yet
+    with suppress(RayServeException):
+        link.draining(longest_drain_s() + DRAIN_SLACK_S)
         for name in names:
             start_deleting(name)
         # Serve's own wait is shorter than the drain timeout of the replicas.

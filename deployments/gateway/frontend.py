@@ -170,7 +170,9 @@ class _Front:
             request_id=request_id,
             scope=plain_scope(scope, request_id),
             body=read.body,
-            key=await model.key_of(read.path, read.request.headers, read.value),
+            key=await model.key_of(
+                read.path, read.request.headers, read.value, read.request.state.owner
+            ),
             fingerprint=fingerprint(read.path, read.body),
         )
         streams = wants_stream(read.path, read.dialect, read.value)

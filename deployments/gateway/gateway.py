@@ -92,7 +92,7 @@ class Gateway:
     def _adopt(self, user_config: Mapping[str, Any] | None) -> dict[str, ServeConfig]:
         configs = parse_models(with_user_config(self._args, user_config))
         config = next(iter(configs.values()))  # its api and limits are those of all models
-        self._access = Access.of(config.api, is_local=self._is_local)
+        self._access = Access.of(config, is_local=self._is_local)
         self._config = config
         return configs
 

@@ -31,14 +31,14 @@ LISTED_S = 10.0
 
 log = logging.getLogger(__name__)
 
-KeyMaker = Callable[[str, Headers, Any], Awaitable[RouteKey]]
+KeyMaker = Callable[[str, Headers, Any, str], Awaitable[RouteKey]]
 
 
 class GatewayModel:
     """One model.
 
     is_autoscaled:  whether the number of replicas follows the load
-    key_of:         makes a request's route key: (path, headers, parsed body) -> key
+    key_of:         makes a request's route key: (path, headers, parsed body, owner) -> key
     """
 
     def __init__(

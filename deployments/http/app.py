@@ -124,7 +124,7 @@ def build_http_app(
     access:           returns the current API keys and permissions
     echo_request_id:  False if a proxy in front already returns `x-request-id`
     """
-    gate = Middleware(Gate, access=access)
+    gate = Middleware(Gate, access=access, limit_headers=server.calls.tenants.headers)
     edge = Middleware(
         Edge,
         limits=lambda: server.config.limits,

@@ -35,7 +35,7 @@ class CrashDump:
         self, folder: Path, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"debug.crash_dump_dir: {folder}: {error.strerror}") from None
         self._folder = folder

@@ -80,17 +80,21 @@ class PromptKeys:
         """The paths whose requests have prompts."""
         return self._endpoints.keys()
 
-    async def of(self, path: str, headers: Mapping[str, str], body: Any) -> RouteKey:
+    async def of(
+        self, path: str, headers: Mapping[str, str], body: Any, owner: str = ""
+    ) -> RouteKey:
         """Return the key of a request.
 
-        path:  without the application's route prefix
-        body:  parsed, as the replica parses it; None = no body, or not JSON
+        path:   without the application's route prefix
+        body:   parsed, as the replica parses it; None = no body, or not JSON
+        owner:  of the request's API key, which may have a prefix cache of its own
         """
         session = self._session(headers, body)
         endpoint = self._endpoints.get(path)
         if self._served is not None and endpoint is not None and body is not None:
             try:
-                job, _ = await endpoint.job(self._served, body, RequestContext(request_id="route"))
+                context = RequestContext(request_id="route", owner=owner)
+                job, _ = await endpoint.job(self._served, body, context)
                 if job.requests:  # empty for a request that only loads a model
                     return self._key_of(session, job.requests)
             except RemoraError as error:

@@ -98,7 +98,7 @@ class RoutingService:
     def _adopt(self, user_config: Mapping[str, Any] | None) -> ServeConfig:
         config = parse_args(with_user_config(self._args, user_config))
         # The replica authorises the request; here a key only decides whether to prepare the prompt.
-        self._access = Access.of(config.api, is_local=False)
+        self._access = Access.of(config, is_local=False)
         return config
 
     async def _route(self, request: Request) -> Response:
@@ -123,7 +123,8 @@ class RoutingService:
             log.warning("routing service: HAProxy sends no paths, so requests are routed by load")
             self._needs_path = False
         path = _without_prefix(path or "", self._keys.paths)
-        return await self._keys.of(path, headers, await parsed(body))
+        owner = self._access.owner(headers)
+        return await self._keys.of(path, headers, await parsed(body), owner)
 
 
 def _headers(request: Request) -> Headers:

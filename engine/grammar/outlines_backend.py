@@ -24,6 +24,8 @@ from remora.engine.types import MaskWords
 _IS_FILLED, _MAY_BE_EMPTY = b"\0", b"\1"
 # Memory of loaded transition tables relative to their serialised form; measured.
 _LOADED_RATIO = 3
+# Tokens that a guide remembers; no more drafts than that can be taken back.
+_MOST_UNDONE = 128
 
 
 class OutlinesCompiler:
@@ -89,19 +91,22 @@ class OutlinesMatcher(BaseMatcher):
 
     def __init__(self, index: Index, ends: EndMask, *, may_be_empty: bool) -> None:
         super().__init__(ends)
-        self._guide = Guide(index, 0)
-        self._may_end_here = may_be_empty
+        self._guide = Guide(index, _MOST_UNDONE)
+        self._may_be_empty = may_be_empty
 
     def _may_end(self) -> bool:
-        return self._may_end_here or bool(self._guide.is_finished())
+        is_empty = self._num_tokens == 0
+        return (is_empty and self._may_be_empty) or bool(self._guide.is_finished())
 
     def _advance(self, token_id: int) -> bool:
         try:
             self._guide.advance(token_id, return_tokens=False)
         except ValueError:
             return False
-        self._may_end_here = False
         return True
+
+    def _undo(self, num_tokens: int) -> None:
+        self._guide.rollback_state(num_tokens)
 
     def _write(self, words: MaskWords) -> None:
         words.fill(0)

@@ -72,12 +72,17 @@ class Vocabulary:
 
 
 class EndMask:
-    """The end-of-sequence ids as mask words. Shared by the matchers of one vocabulary."""
+    """The end-of-sequence ids as mask words. Shared by the matchers of one vocabulary.
+
+    ids:        these
+    blank_ids:  tokens without text, these included; no grammar allows the others
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if not vocabulary.end_ids:
             raise EngineError("a grammar needs a model with an end-of-sequence token")
         self.ids = frozenset(vocabulary.end_ids)
+        self.blank_ids = frozenset(at for at, text in enumerate(vocabulary.tokens) if not text)
         self.vocab_size = vocabulary.size
         flags = np.zeros(vocabulary.num_words * 32, np.bool_)
         flags[list(vocabulary.end_ids)] = True

@@ -125,6 +125,9 @@ class XgrammarMatcher(BaseMatcher):
     def _advance(self, token_id: int) -> bool:
         return bool(self._matcher.accept_token(token_id))
 
+    def _undo(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
     def _write(self, words: MaskWords) -> None:
         words.fill(-1)  # xgrammar writes nothing if every token fits
         self._matcher.fill_next_token_bitmask(words.reshape(1, -1))

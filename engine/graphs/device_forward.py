@@ -41,7 +41,7 @@ INT64, INT32, DOUBLE = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Most rows and tokens of a step, and most pages of a row.
+    """Most rows and tokens of a step, and most pages and drafts of a row.
 
     windowed:  whether window layers have a page pool of their own
     """
@@ -50,6 +50,12 @@ class StepLimits:
     max_tokens: int
     max_pages: int
     windowed: bool = False
+    max_drafts: int = 0
+
+    @property
+    def max_logits(self) -> int:
+        """Most tokens of a step that have logits."""
+        return min(self.max_rows * (1 + self.max_drafts), max(self.max_tokens, self.max_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,7 @@ class DeviceForward:
             max_pages=limits.max_pages,
             num_slots=num_slots,
             windowed=limits.windowed,
+            max_drafts=limits.max_drafts,
         )
         self._prompt_shapes = {shape.num_tokens: shape for shape in shapes}
         result: Tensor | None = None
@@ -465,13 +472,14 @@ def _split(tensors: list[Tensor], at: int) -> tuple[list[Tensor], list[Tensor]]:
 
 def _largest_arrays(limits: StepLimits) -> list[Shape]:
     """Return shapes that the arrays of any step fit into, riders included."""
-    rows, tokens = limits.max_rows + 1, limits.max_tokens
+    rows, tokens = limits.max_logits + 1, limits.max_tokens
     (largest,) = prompt_shapes(
         [tokens],
         max_rows=limits.max_rows,
         max_pages=limits.max_pages,
         num_slots=tokens,
         windowed=limits.windowed,
+        max_drafts=limits.max_drafts,
     )
     return [
         *largest.shapes(True),

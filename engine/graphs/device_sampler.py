@@ -32,20 +32,20 @@ FAULTS = {
 
 
 class DeviceTokenSampler:
-    """TokenSampler for steps of at most `max_rows` lines."""
+    """TokenSampler for steps of at most `max_lines` lines of logits."""
 
     kernels: SamplingKernels = sampling_kernels
 
-    def __init__(self, stream: DeviceStream, max_rows: int, step: StepSampling | None) -> None:
+    def __init__(self, stream: DeviceStream, max_lines: int, step: StepSampling | None) -> None:
         """Begin without parameters.
 
         step:  of the forward pass: parameters ride with its uploads, and its graphs may choose
         """
-        greedy = draw_arrays(None, max_rows)
+        greedy = draw_arrays(None, max_lines)
         shapes = [*map(Shape.of, greedy)]
         self._greedy = [each.clone() for each in Staging(stream, room_for(shapes)).upload(greedy)]
         self._draws = Staging(stream, room_for(shapes))
-        self._lines = Staging(stream, room_for([Shape((max_rows,), np.dtype(np.int64))]))
+        self._lines = Staging(stream, room_for([Shape((max_lines,), np.dtype(np.int64))]))
         self._readback = Readback(stream)
         self._step = step
         self._prepared: Draws | None = None
@@ -59,17 +59,24 @@ class DeviceTokenSampler:
     @torch.inference_mode()
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Launch the kernels, unless the step's graph has run them; see `TokenSampler`."""
+        token_ids, chosen = self._chosen(logits, draws)
+        return _DeviceTokens(token_ids, self._readback.start([chosen]))
+
+    @torch.inference_mode()
+    def guess(self, logits: Tensor, draws: Draws | None) -> Tensor:
+        """Launch the kernels, unless the step's graph has run them; see `TokenSampler`."""
+        token_ids, _ = self._chosen(logits, draws)
+        return token_ids
+
+    def _chosen(self, logits: Tensor, draws: Draws | None) -> tuple[Tensor, Tensor]:
+        """Return token ids [R], and these and faults together [2, at least R]."""
         num_lines = len(logits)
         if self._step is not None and (chosen := self._step.chosen(logits)) is not None:
-            token_ids = self._step.tokens
-            assert token_ids is not None
-        else:
-            temperature, uniforms, top_k, top_p, min_p = self._on_device(draws, num_lines)
-            chosen = choose_on_device(
-                logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
-            )
-            token_ids = chosen[0]
-        return _DeviceTokens(token_ids, self._readback.start([chosen]))
+            assert self._step.tokens is not None, "the graph has chosen them"
+            return self._step.tokens, chosen
+        temperature, keys, top_k, top_p, min_p = self._on_device(draws, num_lines)
+        chosen = choose_on_device(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
+        return chosen[0], chosen
 
     def _on_device(self, draws: Draws | None, num_lines: int) -> list[Tensor]:
         """Return the parameters of lines; those of greedy lines never change."""

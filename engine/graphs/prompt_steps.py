@@ -42,6 +42,7 @@ class PromptShape:
     row_padding:  most tokens of such a row
     num_slots:    adapter slots
     windowed:     whether window layers have a page pool of their own
+    max_drafts:   of a row, each of which needs logits
     """
 
     num_tokens: int
@@ -51,6 +52,7 @@ class PromptShape:
     row_padding: int
     num_slots: int
     windowed: bool
+    max_drafts: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +74,8 @@ class PromptShape:
 
     @cached_property
     def _shapes(self) -> list[Shape]:
-        tokens, grown, logits = self.num_tokens, self.max_grown, self.max_decodes + self.max_prompts
+        tokens, grown = self.num_tokens, self.max_grown
+        logits = min(tokens, self.max_decodes + self.max_prompts * (1 + self.max_drafts))
         num_tiles = tokens // tile_size(tokens) + min(self.num_slots, tokens)
         return [
             *(Shape((tokens,), INT64) for _ in range(3 + self.windowed)),
@@ -148,11 +151,18 @@ class PromptShape:
 
 
 def prompt_shapes(
-    sizes: Sequence[int], *, max_rows: int, max_pages: int, num_slots: int, windowed: bool
+    sizes: Sequence[int],
+    *,
+    max_rows: int,
+    max_pages: int,
+    num_slots: int,
+    windowed: bool,
+    max_drafts: int = 0,
 ) -> list[PromptShape]:
     """Return the shapes of captured steps of these numbers of tokens, ascending.
 
-    max_rows, max_pages:  of a step, and of a row
+    max_rows:               of a step
+    max_pages, max_drafts:  of a row
     """
     return [
         PromptShape(
@@ -163,6 +173,7 @@ def prompt_shapes(
             row_padding=max_pages,  # a page has a token at least
             num_slots=num_slots,
             windowed=windowed,
+            max_drafts=max_drafts,
         )
         for smaller, size in pairwise((0, *sizes))
     ]

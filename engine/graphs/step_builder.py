@@ -58,6 +58,7 @@ class StepShape:
     num_pages:      of the KV pool, without the dump page 0
     max_positions:  tokens of the longest sequence
     max_drafts:     of a row in one step
+    captures:       layers whose inputs the program keeps for drafts
     windows:        page pool of window layers, if they have their own
     kv_dtype:       of quantised K and V; None = the model's
     kv_skip_layers: with K and V in the model's format all the same
@@ -74,6 +75,7 @@ class StepShape:
     kv_skip_layers: tuple[int, ...] = ()
     kv_scales: Tensor | None = None
     max_drafts: int = 0
+    captures: tuple[int, ...] = ()
 
 
 class StepProgramBuilder:
@@ -177,22 +179,17 @@ class StepProgramBuilder:
         if head.bias is not None:
             head.bias *= config.head.scale
         weights.pack(head)  # before blocks fill the memory
-        self._stream = self._floats(config.hidden_size)
-        self._normal = self._rows(config.hidden_size)
-        heads = config.num_heads + 2 * config.num_kv_heads
-        # Used in turn for q, k and v, and for outputs that pass a norm before they are added.
-        self._made = self._floats(max(heads * config.head_dim, config.hidden_size) + PANEL)
-        self._attended = self._rows(config.num_heads * config.head_dim)
-        self._gated = self._rows(_dense_size(config))
-
+        self._allocate_rows()
         program.embed(model.embedding.weight, self._stream)
         if model.embedding.adapters is not None:
             updates = self._products.updates(model.embedding.adapters)
             program.update_embedded(updates, self._stream)
         if model.positions is not None:
             program.embed(model.positions, self._stream, by_position=True)
+        starts: list[int] = []
         for layer, block in enumerate(model.blocks):
             fill(model.block_tensors(layer).keys() - held)
+            starts.append(len(program))
             self._layer(layer, block)
         head_start = len(program)
         logits = self._head()
@@ -207,7 +204,21 @@ class StepProgramBuilder:
             stream=self._stream[:, : config.hidden_size],
             norm=self._norm_weights(model.norm),
             weight_bytes=weights.weight_bytes + self._weight_bytes,
+            head=weights.pack(head),
+            embedding=model.embedding.weight,
+            captures=[starts[layer] for layer in self._shape.captures],
+            residual_scale=config.block.residual_scale,
         )
+
+    def _allocate_rows(self) -> None:
+        config = self._config
+        self._stream = self._floats(config.hidden_size)
+        self._normal = self._rows(config.hidden_size)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        # Used in turn for q, k and v, and for outputs that pass a norm before they are added.
+        self._made = self._floats(max(heads * config.head_dim, config.hidden_size) + PANEL)
+        self._attended = self._rows(config.num_heads * config.head_dim)
+        self._gated = self._rows(_dense_size(config))
 
     def _names(self) -> dict[Linear, tuple[str, ...]]:
         """Map the layers to the names of their weights, part by part."""

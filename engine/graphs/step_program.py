@@ -7,10 +7,15 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.engine.graphs.step_weights import Piece
 from remora.engine.runner.inputs import StepInputs
+from remora.kernels.cpu.buffers import Batch
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 
@@ -30,6 +35,10 @@ class StepProgram:
         stream: Tensor,
         norm: NormWeights,
         weight_bytes: int,
+        head: tuple[Piece, ...],
+        embedding: Tensor,
+        captures: Sequence[int] = (),
+        residual_scale: float = 1.0,
     ) -> None:
         """See `step_builder.StepProgramBuilder`.
 
@@ -37,6 +46,10 @@ class StepProgram:
         logits:      [most rows, vocab_size], output buffer
         stream:      [most tokens, hidden_size] float32, output of the last layer
         norm:        before the head
+        head:        packed weight of the head
+        embedding:   [vocab_size, hidden_size] table of inputs, for the stream as it is stored
+        captures:    indices of the operations before which the stream is captured
+        residual_scale:  that the stream is divided by
         """
         self._program = program
         self._head_start = head_start
@@ -44,24 +57,32 @@ class StepProgram:
         self._stream = stream
         self._norm = norm
         self.weight_bytes = weight_bytes
+        self.head, self.embedding = head, embedding
+        self._captures = sorted({*captures})
+        self._order = [self._captures.index(each) for each in captures]
+        self.residual_scale = residual_scale
+        self._captured = stream.new_empty((len(self._captures), *stream.shape))
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
-        batch = self._program.batch
         num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
         num_logits = len(inputs.logit_index)
-        batch.token_ids[:num_tokens] = inputs.token_ids
-        batch.positions[:num_tokens] = inputs.positions
-        batch.slots[:num_tokens] = inputs.slots
-        batch.starts[: num_rows + 1] = inputs.starts
-        batch.lengths[:num_rows] = inputs.lengths
-        batch.table_rows[:num_rows] = inputs.rows
-        batch.logit_index[:num_logits] = inputs.logit_index
-        batch.adapters[:num_tokens] = inputs.adapters
-        if inputs.windows is not None:
-            batch.window_slots[:num_tokens] = inputs.windows.slots
-        self._program.run(num_tokens, num_rows, num_logits)
+        fill_batch(self._program.batch, inputs)
+        first = 0
+        for captured, stop in zip(self._captured, self._captures, strict=True):
+            self._program.run(num_tokens, num_rows, num_logits, first=first, last=stop)
+            captured[:num_tokens] = self._stream[:num_tokens]
+            first = stop
+        self._program.run(num_tokens, num_rows, num_logits, first=first)
         return self._logits[:num_logits]
+
+    def captured(self, tokens: Tensor) -> Tensor:
+        """Return the inputs of the captured layers for tokens [N] of the latest step, in order.
+
+        float32 [N, captured layers * hidden_size]
+        """
+        states = [self._captured[place, tokens] for place in self._order]
+        return torch.cat(states, dim=1) * self.residual_scale
 
     def logits(self, first: int, last: int) -> Tensor:
         """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
@@ -72,7 +93,13 @@ class StepProgram:
 
     def hidden(self, first: int, last: int) -> Tensor:
         """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
-        stream = self._stream[first:last]
+        return self._normalised(self._stream[first:last])
+
+    def final(self, tokens: Tensor) -> Tensor:
+        """Return the final hidden states of tokens [N] of the latest step: [N, hidden_size]."""
+        return self._normalised(self._stream[tokens])
+
+    def _normalised(self, stream: Tensor) -> Tensor:
         norm = self._norm
         shape = norm.weight.shape
         if norm.is_centered:
@@ -82,3 +109,18 @@ class StepProgram:
     def close(self) -> None:
         """End the threads."""
         self._program.team.close()
+
+
+def fill_batch(batch: Batch, inputs: StepInputs) -> None:
+    """Write a step's inputs to a program's arrays."""
+    num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
+    batch.token_ids[:num_tokens] = inputs.token_ids
+    batch.positions[:num_tokens] = inputs.positions
+    batch.slots[:num_tokens] = inputs.slots
+    batch.starts[: num_rows + 1] = inputs.starts
+    batch.lengths[:num_rows] = inputs.lengths
+    batch.table_rows[:num_rows] = inputs.rows
+    batch.logit_index[: len(inputs.logit_index)] = inputs.logit_index
+    batch.adapters[:num_tokens] = inputs.adapters
+    if inputs.windows is not None:
+        batch.window_slots[:num_tokens] = inputs.windows.slots

@@ -18,7 +18,7 @@ from remora.engine.sampling.token_sampler import Draws
 from remora.kernels.device_sampling import SKIPPED, choose_on_device
 
 NUM_PARAMS = 5  # arrays of a step's draws
-_DTYPES = (np.float32, np.float64, np.int64, np.float64, np.float32)
+_DTYPES = (np.float32, np.int64, np.int64, np.float64, np.float32)
 _OFF = (SKIPPED, 0, 0, 1, 0)  # of rows without a token
 
 
@@ -88,8 +88,8 @@ class StepSampling:
 
 def choose_in_graph(logits: Tensor, params: list[Tensor]) -> Tensor:
     """Choose tokens [2, size] from a captured step's logits and uploaded draw parameters."""
-    temperature, uniforms, top_k, top_p, min_p = params
-    return choose_on_device(logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p)
+    temperature, keys, top_k, top_p, min_p = params
+    return choose_on_device(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 def draw_shapes(size: int) -> list[Shape]:
@@ -102,4 +102,4 @@ def draw_arrays(draws: Draws | None, num_rows: int) -> list[npt.NDArray[Any]]:
     if draws is None:
         greedy = (0, *_OFF[1:])
         return [np.full(num_rows, off, dtype) for dtype, off in zip(_DTYPES, greedy, strict=True)]
-    return [draws.temperature, draws.uniforms, draws.top_k, draws.top_p, draws.min_p]
+    return [draws.temperature, draws.keys, draws.top_k, draws.top_p, draws.min_p]

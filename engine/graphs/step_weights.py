@@ -8,6 +8,7 @@ has them; their tensors are not loaded then. Knows no operations.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -28,6 +29,8 @@ GATE = "gate_proj"
 Names = Mapping[Linear, Sequence[str]]
 Columns = Sequence[tuple[Format, int]]  # of the weights of a product: format and number
 
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormats:
@@ -35,14 +38,20 @@ class WeightFormats:
 
     layers, head:  of all parts of layers that are not in `parts`, and of the head
     parts:         by the names of parts of layers
+    overrides:     (layer, part) -> the format of this one
     """
 
     layers: Format
     head: Format
     parts: Mapping[str, Format] = field(default_factory=dict)
+    overrides: Mapping[tuple[int, str], Format] = field(default_factory=dict)
 
-    def of(self, part: str) -> Format:
-        """Return the format of a part of a layer."""
+    def of(self, part: str, name: str = "") -> Format:
+        """Return the format of a part of a layer; `name`: of a tensor of the layer."""
+        if self.overrides and (found := _LAYER.search(name)):
+            layer = int(found[1])
+            if (layer, part) in self.overrides:
+                return self.overrides[layer, part]
         return self.parts.get(part, self.layers)
 
 
@@ -151,6 +160,10 @@ class Weights:
             self._packed[linear] = tuple(Piece(weight=each, first=first) for each, first in pieces)
         return self._packed[linear]
 
+    def share(self, linear: Linear, pieces: tuple[Piece, ...]) -> None:
+        """Let a layer use weights that another program has packed."""
+        self._packed[linear] = pieces
+
     def pack_experts(
         self,
         experts: Sequence[str],
@@ -165,7 +178,7 @@ class Weights:
         memory:   [E, outputs of all parts, inputs], to which other weights are loaded
         biases:   [E, outputs of all parts] or None
         """
-        plain = self._formats.of(parts[0])
+        plain = self._formats.of(parts[0], experts[0])
         kinds = self._stored_experts(experts, parts, memory)
         sources = [
             _Source(
@@ -251,8 +264,10 @@ class Weights:
         found = self._fill.kinds(names)
         kinds = [found.get(name) for name in names] or [None] * len(rows)
         is_head = linear is self._head
+        first = next(iter(names), "")
         formats = [
-            self._formats.head if is_head else self._formats.of(part) for part in linear.parts
+            self._formats.head if is_head else self._formats.of(part, first)
+            for part in linear.parts
         ]
         runs = list(_joined(rows, kinds, formats))
         has_blocks = all(run.rows.start % COLUMNS == 0 for run in runs)

@@ -25,8 +25,8 @@ from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 from remora.kernels.moe import moe, moe_by_expert
 from remora.kernels.moe_routing import route
-from remora.kernels.moe_weights import Biases
-from remora.kernels.quantised.quant_formats import Fp8BlockWeight, num_bytes
+from remora.kernels.moe_weights import Biases, StackableWeight
+from remora.kernels.quantised.quant_formats import num_bytes
 
 SHARED, EXPERTS = "shared_experts.", "experts."
 
@@ -36,7 +36,7 @@ class Experts:
 
     router:       float32, because rounding would change the selected experts; see `narrow_router`
     correction:   [E] float32 or None, added to the scores for the selection only
-    quantised:    `gate_up` and `down` in float8, in the place of these; None = not quantised
+    quantised:    `gate_up` and `down` quantised, in the place of these; None = not quantised
     biases:       [E, 2 * I] and [E, H], the latter on one rank only; None = no biases
     shared_gate:  whose sigmoid what the shared experts give is multiplied with
     """
@@ -61,7 +61,7 @@ class Experts:
             self._outer, {"gate": experts}, bias=config.router_bias, dtype=exact, device=device
         )
         self.correction = torch.empty(number, device=device) if config.correction else None
-        self.quantised: tuple[Fp8BlockWeight, Fp8BlockWeight] | None = None
+        self.quantised: tuple[StackableWeight, StackableWeight] | None = None
         self.biases: Biases = (None, None)
         if config.bias:
             of_all = torch.empty(number, hidden_size, dtype=dtype, device=device)

@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, Parse] = {
     "LlamaForCausalLM": llama.parse_llama,
     "MistralForCausalLM": llama.parse_mistral,
     "Qwen2ForCausalLM": qwen.parse_qwen2,
+    "MiMoForCausalLM": qwen.parse_mimo,
     "Qwen3ForCausalLM": qwen.parse_qwen3,
     "MixtralForCausalLM": experts.parse_mixtral,
     "Qwen2MoeForCausalLM": experts.parse_qwen2_moe,

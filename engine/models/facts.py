@@ -20,6 +20,7 @@ from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.models.load import open_weights
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
+from remora.engine.weights.formats.registry import check_format
 from remora.engine.weights.formats.stored import declared_kv_dtype
 from remora.engine.weights.rename_tensors import module_words
 from remora.engine.weights.safetensors import stored_dtype
@@ -36,6 +37,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
     Raises ConfigError for a missing path or config and for unsupported models.
     """
     raw = read_raw_config(path, loading.config_overrides)
+    check_format(path, raw.get(QUANTIZATION) or {}, loading.formats)
     dtype = "bfloat16" if is_gguf(path) else dtype_of(path, raw)
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Theirs):

@@ -32,7 +32,7 @@ class Profiler:
 
     def __init__(self, folder: Path) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"debug.profile_dir: {folder}: {error.strerror}") from None
         self._folder = folder

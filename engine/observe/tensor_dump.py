@@ -28,7 +28,7 @@ class TensorDump:
 
     def __init__(self, folder: Path, num_layers: int, *, max_passes: int) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"debug.tensor_dump_dir: {folder}: {error.strerror}") from None
         self._folder = folder

@@ -20,6 +20,7 @@ from remora.configs.planning.pooling_plan import make_pooling_plan
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 from remora.engine.observe.inspection import Inspection
+from remora.engine.parallel.numa import bind_rank
 from remora.engine.pooling.engine import PoolingEngine
 from remora.engine.pooling.facts import YES_NO, PoolingFacts, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model, pooling_model_facts
@@ -77,6 +78,7 @@ def build_pooling(
         pooling = replace(pooling, step_id=step_id)
     phases = {"read facts and tokenizer": time.perf_counter() - started}
     started = time.perf_counter()
+    bind_rank(plan.numa_nodes, 0)
     torch.set_num_threads(plan.num_threads)
     model = load_pooling_model(
         path,

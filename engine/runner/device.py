@@ -157,7 +157,7 @@ def make_token_sampler(plan: EnginePlan, forward: DeviceForward | None = None) -
         return HostTokenSampler(sampling_kernels)
     stream = stream_of(torch.device(plan.device))
     step = None if forward is None else forward.sampling
-    return DeviceTokenSampler(stream, plan.max_running_requests, step)
+    return DeviceTokenSampler(stream, _limits(plan).max_logits, step)
 
 
 def compile_model(
@@ -199,12 +199,6 @@ def make_forward(
     group:             of the rank whose share the model is
     compiling:         whether to compile the decode steps that the plan compiles
     """
-    limits = StepLimits(
-        max_rows=plan.max_running_requests,
-        max_tokens=plan.max_step_tokens,
-        max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
-        windowed=plan.windows is not None,
-    )
     if isinstance(model, DecoderModel):
         model.tabulate_angles(plan.max_model_len)
         if plan.on_device.deterministic:
@@ -217,7 +211,17 @@ def make_forward(
         steps = RankModel(model, group, micro_batches=plan.micro_batches)
     if compiling and plan.on_device.compiled_rows:
         steps = compile_model(model, attention, plan, show_progress=True)
-    return DeviceForward(steps, attention, limits, stream_of(torch.device(plan.device)))
+    return DeviceForward(steps, attention, _limits(plan), stream_of(torch.device(plan.device)))
+
+
+def _limits(plan: EnginePlan) -> StepLimits:
+    return StepLimits(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_step_tokens,
+        max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+        windowed=plan.windows is not None,
+        max_drafts=plan.max_drafts,
+    )
 
 
 def measure(

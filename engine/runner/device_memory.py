@@ -86,7 +86,7 @@ def measure_steps(
         num_rows = len(inputs.logit_index)
         draws = Draws(
             temperature=np.ones(num_rows, np.float32),
-            uniforms=np.full(num_rows, 0.5),
+            keys=np.arange(num_rows),
             top_k=np.full(num_rows, min(20, vocab_size), np.int64),
             top_p=np.full(num_rows, 0.9),
             min_p=np.zeros(num_rows, np.float32),
@@ -129,4 +129,10 @@ def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = No
     num_rows = min(plan.max_running_requests, num_tokens, max_rows or num_tokens)
     num_tokens = min(num_tokens, num_rows * plan.max_sequence_tokens)
     max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
-    return dummy_step(num_tokens, num_rows, max_pages, windowed=plan.windows is not None)
+    return dummy_step(
+        num_tokens,
+        num_rows,
+        max_pages,
+        windowed=plan.windows is not None,
+        max_drafts=plan.max_drafts,
+    )

@@ -12,7 +12,7 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.planning.plan import EnginePlan
-from remora.configs.planning.rounding import ROUNDINGS
+from remora.configs.planning.rounding import Rounding
 from remora.engine.attention.libraries import describe
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
@@ -42,14 +42,6 @@ from remora.kernels.kv_store import KV_DTYPES
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _ROUNDED = {"int8": Format.Q8, "int5": Format.Q5_1, "int4": Format.Q4}
-QUANTIZED_FORMATS = {
-    name: WeightFormats(
-        layers=_ROUNDED[rounding.usual],
-        head=_ROUNDED[rounding.head],
-        parts={part: _ROUNDED[format] for part, format in rounding.parts.items()},
-    )
-    for name, rounding in ROUNDINGS.items()
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +54,7 @@ class BuiltForward:
     torch_threads:      threads for torch; a step program's own threads need the cores
     device_tokens:      receives tokens that only the device knows, if the pass may begin with them
     shared_tokens:      the same of several ranks
+    team:               threads of a step program
     """
 
     forward: ForwardPass
@@ -71,6 +64,7 @@ class BuiltForward:
     torch_threads: int
     device_tokens: DeviceTokens | None = None
     shared_tokens: SharedTokens | None = None
+    team: Team | None = None
 
 
 def build_forward(
@@ -82,6 +76,7 @@ def build_forward(
     fill: Fill = nothing_left,
     packed: PackedCache | None = None,
     *,
+    team: Team | None = None,
     show_progress: bool = False,
 ) -> BuiltForward:
     """Build the plan's forward pass from a model, which it takes over.
@@ -90,6 +85,8 @@ def build_forward(
     group:      of the rank whose share the model is; the pass uses it and does not close it
     fill:       loads the model's weights, unless they are loaded
     packed:     of what `fill` loads; None = packed weights are not kept
+    team:       threads of another step program, which this one uses, too, if it is one; the two run
+                in turns
     Raises ConfigError when the configuration demands what this machine or model cannot do.
     """
     is_alone = group.layout.num_ranks == 1
@@ -119,7 +116,24 @@ def build_forward(
         if plan.on_device.compiled_rows:
             return _compiled(model, plan, fill, show_progress=show_progress)
         return _eager(model, plan, group, fill, f"torch, which is slower, because {reason}")
-    return _native(model, plan, table, library, fill, packed)
+    team = team or Team(library, plan.num_threads)
+    return _native(model, plan, table, team, fill, packed)
+
+
+def native_formats(rounding: Rounding, plain: Format, *, num_layers: int) -> WeightFormats:
+    """Return the formats of native kernels for a plan's; `plain`: of weights not rounded."""
+    native = {**_ROUNDED, "none": plain}
+    return WeightFormats(
+        layers=native[rounding.usual],
+        head=native[rounding.head],
+        parts={part: native[format] for part, format in rounding.parts.items()},
+        overrides={
+            (layer, part): native[each.format]
+            for each in rounding.overrides
+            for layer in (range(num_layers) if each.layers is None else each.layers)
+            for part in each.parts
+        },
+    )
 
 
 def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
@@ -145,10 +159,12 @@ def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> No
 
 
 def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
-    if plan.quantization != "none":
+    if plan.formats is not None:
+        key = "model.quantization_overrides"
+        if plan.quantization != "none":
+            key = f"model.quantization = {plan.quantization}"
         raise ConfigError(
-            f"model.quantization = {plan.quantization} needs the native CPU kernels: {reason}. "
-            "Otherwise set model.quantization to none"
+            f"{key} needs the native CPU kernels: {reason}. Otherwise leave the key out"
         )
 
 
@@ -156,12 +172,15 @@ def _native(
     model: DecoderModel,
     plan: EnginePlan,
     table: InputBatch,
-    library: Library,
+    team: Team,
     fill: Fill,
     packed: PackedCache | None,
 ) -> BuiltForward:
+    library = team.library
     plain = Format.of(DTYPES[plan.dtype])
-    formats = QUANTIZED_FORMATS.get(plan.quantization, WeightFormats(layers=plain, head=plain))
+    formats = WeightFormats(layers=plain, head=plain)
+    if plan.formats is not None:
+        formats = native_formats(plan.formats, plain, num_layers=len(model.config.layers))
     shape = StepShape(
         max_tokens=plan.max_step_tokens,
         max_rows=plan.max_running_requests,
@@ -169,13 +188,13 @@ def _native(
         page_size=plan.page_size,
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
-        max_drafts=0 if plan.speculation is None else plan.speculation.max_drafts,
+        max_drafts=plan.max_drafts,
+        captures=() if plan.speculation is None else plan.speculation.captures,
         kv_dtype=KV_DTYPES.get(plan.kv_dtype),
         kv_skip_layers=plan.kv_skip_layers,
         kv_scales=held_scales(plan.kv_scales, model.layers, range(model.config.num_kv_heads)),
     )
     already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
-    team = Team(library, plan.num_threads)
     builder = StepProgramBuilder(model, team, shape, table, formats)
     packing = ""
     if packed is None:
@@ -192,6 +211,7 @@ def _native(
         description=f"native step program ({library.instructions}{packing}{already_compiled})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
+        team=team,
     )
 
 
@@ -215,8 +235,8 @@ def _on_device(
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
     weights = describe_quantised(model) if isinstance(model, DecoderModel) else ""
-    shared = None
-    if group.layout.num_ranks > 1:
+    overlaps, shared = plan.on_device.overlap, None
+    if overlaps and group.layout.num_ranks > 1:
         shared = SharedTokens(forward, group, torch.device(plan.device))
     return BuiltForward(
         forward=forward,
@@ -228,7 +248,7 @@ def _on_device(
         ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
-        device_tokens=forward if shared is None else shared,
+        device_tokens=(shared or forward) if overlaps else None,
         shared_tokens=shared,
     )
 

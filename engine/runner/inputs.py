@@ -8,13 +8,13 @@ Legend: T tokens of the step, S its rows, R rows of logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
-from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
+from remora.engine.types import BoolArray, IntArray, RowInit, StepPlan, TokenArray
 
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -76,6 +76,25 @@ class StepInputs:
         return len(self.token_ids)
 
 
+class PageLog:
+    """New entries of page tables, for a second model that has its own copy of them."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[int, int], int] = {}
+
+    def note(self, row: int, column: int, page: int) -> None:
+        """Add an entry; the latest of a place counts."""
+        self._pages[row, column] = page
+
+    def take(self) -> Int32Array:
+        """Return the entries since the last call as `StepInputs.grown`, without windows."""
+        if not self._pages:
+            return NOTHING_GROWN
+        places, pages = zip(*self._pages, strict=True), list(self._pages.values())
+        self._pages = {}
+        return np.array([*places, pages, [DUMP_PAGE] * len(pages)], dtype=np.int32)
+
+
 class InputBatch:
     """Tokens and pages of every row.
 
@@ -96,6 +115,7 @@ class InputBatch:
         self._num_pages = np.zeros(max_rows, dtype=np.int64)
         self._adapters = np.zeros(max_rows, dtype=np.int32)
         self._grown: list[tuple[int, int, int, int]] = []
+        self._logs: list[PageLog] = []
 
     def start(self, init: RowInit) -> None:
         """Start a row, replacing its previous contents."""
@@ -121,7 +141,14 @@ class InputBatch:
             if self.window_tables is not None:
                 self.window_tables[row, column] = window_page
             self._grown.append((row, column, page, window_page))
+            for log in self._logs:
+                log.note(row, column, page)
             self._num_pages[row] += 1
+
+    def log_pages(self) -> PageLog:
+        """Return a log of the pages that rows get from now on."""
+        self._logs.append(PageLog())
+        return self._logs[-1]
 
     def add_runs(self, rows: IntArray, token_ids: TokenArray) -> None:
         """Append tokens in order; a row may have several."""
@@ -139,13 +166,41 @@ class InputBatch:
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """Lay out the plan's tokens."""
-        counts = plan.num_tokens.astype(np.int64)
-        first = plan.starts.astype(np.int64)
-        rows = plan.rows.astype(np.int64)
-        num_rows = len(rows)
         has_drafts = len(plan.draft_ids) > 0
         if has_drafts:
             self._put_drafts(plan)
+        grown = NOTHING_GROWN
+        if self._grown:
+            grown = np.array(self._grown, dtype=np.int32).T
+            self._grown = []
+        laid = self.span(
+            plan.rows.astype(np.int64),
+            plan.starts.astype(np.int64),
+            plan.num_tokens.astype(np.int64),
+            plan.samples,
+            grown=grown,
+        )
+        return replace(laid, logit_index=_verified(plan, laid.starts)) if has_drafts else laid
+
+    def span(
+        self,
+        rows: Int64Array,
+        first: Int64Array,
+        counts: Int64Array,
+        samples: BoolArray,
+        *,
+        shift: int = 0,
+        grown: Int32Array = NOTHING_GROWN,
+    ) -> StepInputs:
+        """Lay out tokens that rows know, wherever their KV is up to.
+
+        rows:     [S], rows with one token first
+        first:    [S] position of each row's first token
+        counts:   [S] tokens of each row, at least 1
+        samples:  [S] whether the logits of a row's last token are wanted
+        shift:    each position gets the token that is so many positions later
+        """
+        num_rows = len(rows)
         starts = np.zeros(num_rows + 1, dtype=np.int64)
         np.cumsum(counts, out=starts[1:])
         if starts[-1] == num_rows:  # one token each: nothing to repeat
@@ -154,10 +209,6 @@ class InputBatch:
             token_rows = np.repeat(rows, counts)
             positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
             num_decodes = int((counts == 1).sum())
-        grown = NOTHING_GROWN
-        if self._grown:
-            grown = np.array(self._grown, dtype=np.int32).T
-            self._grown = []
         columns, offsets = positions // self._page_size, positions % self._page_size
 
         def slots(tables: Int32Array) -> Int64Array:
@@ -165,7 +216,7 @@ class InputBatch:
 
         windowed = self.window_tables
         return StepInputs(
-            token_ids=self._token_ids[token_rows, positions],
+            token_ids=self._token_ids[token_rows, positions + shift],
             positions=positions,
             slots=slots(self.tables),
             starts=starts,
@@ -173,7 +224,7 @@ class InputBatch:
             rows=rows,
             tables=self.tables,
             num_decodes=num_decodes,
-            logit_index=_verified(plan, starts) if has_drafts else (starts[1:] - 1)[plan.samples],
+            logit_index=(starts[1:] - 1)[samples],
             adapters=self._adapters[token_rows],
             grown=grown,
             windows=windowed
@@ -181,11 +232,19 @@ class InputBatch:
             else WindowInputs(slots=slots(windowed), tables=windowed),
         )
 
-    def _put_drafts(self, plan: StepPlan) -> None:
+    def lengths(self, rows: IntArray) -> Int64Array:
+        """Return the numbers of known tokens of rows."""
+        lengths: Int64Array = self._num_tokens[rows]
+        return lengths
+
+    def put(self, rows: IntArray, positions: Int64Array, token_ids: TokenArray) -> None:
         """Write drafts behind the known tokens of their rows, where new tokens replace them."""
+        self._token_ids[rows, positions] = token_ids
+
+    def _put_drafts(self, plan: StepPlan) -> None:
         ends = plan.starts.astype(np.int64) + plan.num_tokens
         rows = np.repeat(plan.rows, plan.num_drafts)
-        self._token_ids[rows, _last(ends, plan.num_drafts)] = plan.draft_ids
+        self.put(rows, _last(ends, plan.num_drafts), plan.draft_ids)
 
 
 def _verified(plan: StepPlan, starts: Int64Array) -> Int64Array:
@@ -193,18 +252,25 @@ def _verified(plan: StepPlan, starts: Int64Array) -> Int64Array:
     return _last(starts[1:][plan.samples], 1 + plan.num_drafts[plan.samples])
 
 
-def _last(ends: Int64Array, counts: IntArray) -> Int64Array:
+def _last(ends: Int64Array, counts: IntArray | Int64Array) -> Int64Array:
     """Join the ranges [ends - counts, ends)."""
     places = np.arange(counts.sum())
-    return places + np.repeat(ends - np.cumsum(counts), counts)
+    found: Int64Array = places + np.repeat(ends - np.cumsum(counts), counts)
+    return found
 
 
 def dummy_step(
-    num_tokens: int, num_rows: int, max_pages: int, *, windowed: bool = False
+    num_tokens: int,
+    num_rows: int,
+    max_pages: int,
+    *,
+    windowed: bool = False,
+    max_drafts: int = 0,
 ) -> StepInputs:
     """Return a step without requests: tokens spread evenly over rows, all on the dump page.
 
-    windowed:  whether window layers have a page pool of their own
+    windowed:    whether window layers have a page pool of their own
+    max_drafts:  last tokens of a row that are drafts, where it has so many and one more
     """
     counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
     counts[num_rows - num_tokens % num_rows :] += 1
@@ -220,7 +286,7 @@ def dummy_step(
         rows=np.arange(num_rows, dtype=np.int64),
         tables=tables,
         num_decodes=int((counts == 1).sum()),
-        logit_index=starts[1:] - 1,
+        logit_index=_last(starts[1:], np.minimum(counts, 1 + max_drafts)),
         adapters=np.zeros(num_tokens, dtype=np.int32),
         grown=NOTHING_GROWN,
         windows=WindowInputs(slots=slots, tables=tables) if windowed else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.sampling.sampler import PendingSample, Sampler, SampleResult
 from remora.engine.sampling.token_sampler import TokenSampler, describe
 from remora.engine.spec.acceptance import DraftLines
+from remora.engine.spec.drafter import Drafter
 from remora.engine.types import (
     NO_TOKENS,
     FloatArray,
@@ -57,6 +58,7 @@ class _Step:
     prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     hidden_states: dict[int, FloatArray] = field(default_factory=dict)
     sample_s: float = 0.0
+    draft_s: float = 0.0
     gone: set[int] = field(default_factory=set)
 
 
@@ -73,10 +75,12 @@ class LocalRunner:
         adapters: AdapterPool | None = None,
         *,
         device_tokens: DeviceTokens | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """Join the parts; the runner closes them, but for the adapters.
 
         device_tokens:  receives sampled tokens before the host knows them
+        drafter:        makes pending drafts
         """
         self._forward = forward
         self._sampler = sampler
@@ -85,11 +89,16 @@ class LocalRunner:
         self._group = group or Alone()
         self._adapters = adapters
         self._device_tokens = device_tokens
+        self._drafter = drafter
         self._steps: deque[_Step] = deque()
         # Tokens of steps that finished since the last one began, for the followers.
         self._finished: list[tuple[IntArray, TokenArray]] = []
         self._prompts: dict[int, RowInit] = {}
         self._shown: set[int] = set()  # rows that asked for hidden states
+
+    def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        """Return how many drafts of each (row, drafts) may come; see `Sampler`."""
+        return self._sampler.possible_drafts(drafts)
 
     def begin(self, plan: StepPlan) -> None:
         """Apply the plan's changes of rows, and start its forward pass."""
@@ -116,6 +125,8 @@ class LocalRunner:
         """Stop the followers, the sampler, the forward pass and the group."""
         self._followers.close()
         self._sampler.close()
+        if self._drafter is not None:
+            self._drafter.close()
         self._forward.close()
         self._group.close()
 
@@ -154,6 +165,7 @@ class LocalRunner:
             completed=sampled.completed,
             forward_s=step.forward_s,
             sample_s=step.sample_s + time.perf_counter() - started,
+            draft_s=step.draft_s,
         )
 
     def _begin(self, plan: StepPlan) -> None:
@@ -161,14 +173,20 @@ class LocalRunner:
         if self._finished:
             rows, token_ids = map(np.concatenate, zip(*self._finished, strict=True))
             self._finished = []
-        self._followers.step(plan, rows, token_ids)  # first: they have as much to do as rank 0
-        self._update_rows(plan)
+        draft_s = 0.0
+        if self._drafter is None:
+            self._followers.step(plan, rows, token_ids)  # first: they have as much to do as rank 0
+            self._update_rows(plan)
+        else:
+            self._update_rows(plan)
+            plan, draft_s = self._complete(plan, self._drafter)
+            self._followers.step(plan, rows, token_ids)
         inputs = self._table.inputs(plan)
         drafts = DraftLines.of(plan)
         rows = plan.rows[plan.samples] if drafts is None else drafts.rows
         started = time.perf_counter()
         if not self._steps:  # with a step in flight, the constraints lack its tokens
-            self._sampler.begin(rows)
+            self._sampler.begin(rows, drafts)
         self._sampler.prepare(rows, drafts)
         logits = self._forward.forward(inputs)
         forward_s = time.perf_counter() - started
@@ -180,8 +198,16 @@ class LocalRunner:
                 logits=logits,
                 forward_s=forward_s,
                 drafts=drafts,
+                draft_s=draft_s,
             )
         )
+
+    @staticmethod
+    def _complete(plan: StepPlan, drafter: Drafter) -> tuple[StepPlan, float]:
+        """Return the plan with its pending drafts made, and the seconds that it took."""
+        started = time.perf_counter()
+        completed = drafter.complete(plan)
+        return completed, 0.0 if completed is plan else time.perf_counter() - started
 
     def _sample(self, step: _Step, ended: Collection[int]) -> None:
         started = time.perf_counter()

@@ -29,6 +29,7 @@ LOWER_STEP_S = 0.01
 CHECK_S = 0.01
 ABANDONED_NICENESS = 19
 
+# Each has a name: the row that cannot go on without it, or ~row if only its drafts cannot.
 Steps = Sequence[tuple[int, Callable[[], object]]]
 
 
@@ -37,9 +38,9 @@ class ConstraintFailed(Exception):
 
 
 class Work:
-    """Steps (row, action) that run one after the other.
+    """Steps (name, action) that run one after the other.
 
-    faults:   of finished steps, by row
+    faults:   of finished steps, by name
     is_done:  set after the last step; never, if the work is abandoned
     spent_s:  processor time of earlier steps, and of these too once the work is abandoned
     """
@@ -59,20 +60,23 @@ class Work:
         """Run the steps; returns False if the work was abandoned meanwhile."""
         self._started_s = self._began_s = time.thread_time()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        for row, action in self._steps:
-            fault = fault_of(action, row)
+        for name, action in self._steps:
+            fault = fault_of(action, max(name, ~name))
             with self._lock:
                 if self._is_abandoned:
                     return False
                 self._num_done += 1
                 self._began_s = time.thread_time()
                 if fault is not None:
-                    self.faults[row] = fault
+                    self.faults[name] = fault
         self.is_done.set()
         return True
 
     def abandon_if_late(self) -> Steps | None:
-        """If the current step has taken too long, abandon the work; returns the steps after it."""
+        """If the current step has taken too long, abandon the work; returns what is left to do.
+
+        These are the steps after it, but no other of its row, whose constraint it still holds.
+        """
         with self._lock:
             at = self._num_done
             if self._clock is None or at == len(self._steps):
@@ -83,8 +87,9 @@ class Work:
                 return None
             self._is_abandoned, self.spent_s = True, spent_s
             reason = f"finding the tokens that its constraint allows took more than {took_s:.2f} s"
-            self.faults[self._steps[at][0]] = RowFault(reason, of_request=True)
-            return self._steps[at + 1 :]
+            name = self._steps[at][0]
+            self.faults[name] = RowFault(reason, of_request=True)
+            return [step for step in self._steps[at + 1 :] if step[0] != ~name]
 
 
 class ConstraintThread:
@@ -112,7 +117,7 @@ class ConstraintThread:
     def finish(self, work: Work) -> tuple[dict[int, RowFault], bool]:
         """Wait for all steps, except slow ones.
 
-        Returns faults by row, and whether a thread was abandoned, which may still write.
+        Returns faults by name, and whether a thread was abandoned, which may still write.
         """
         faults: dict[int, RowFault] = {}
         is_abandoned = False

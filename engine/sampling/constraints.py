@@ -3,18 +3,21 @@
 An output has phases: the rewritten end of the prompt (token healing), reasoning, answer. Reasoning
 is free until its budget is spent; then its end is forced. An answer is free or follows a grammar. A
 constraint reads every token, so a row that restarts after preemption replays its output into it.
-Knows masks and bytes; no logits, no other rows.
+Drafts are tried: the constraint goes on as if they were output, and back. Knows masks and bytes; no
+logits, no other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
 from remora.engine.sampling.constraint_thread import ConstraintFailed
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import MaskWords, Matcher, ReasoningBudget, RowInit
+from remora.engine.types import MaskWords, Matcher, ReasoningBudget, Reversible, RowInit
 
 
 def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
@@ -22,6 +25,15 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     bits[[token_id for token_id in token_ids if token_id < vocab_size]] = True
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _reversible(matcher: Matcher | None) -> Reversible | None:
+    return matcher if isinstance(matcher, Reversible) else None
+
+
+def _holds(words: MaskWords, token_id: int) -> bool:
+    """Return whether a mask allows a token."""
+    return bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
 
 
 def is_constrained(init: RowInit) -> bool:
@@ -39,19 +51,30 @@ class RowConstraint:
     """The constraint of one row, and the phase that its output is in.
 
     is_complete:  the grammar is complete; nothing may follow
+    can_draft:    whether drafts can be tried
     Raises ConstraintFailed, as `accept` does.
     """
 
     def __init__(
-        self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int, spellings: Spellings
+        self,
+        init: RowInit,
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        spellings: Spellings,
+        *,
+        can_draft: bool = True,
     ) -> None:
         sampling = init.sampling
         self.is_complete = False
+        self._init = init
+        self._new_ids: list[int] = []
         self._vocab_size = vocab_size
         self._spellings = spellings
         self._eos_ids = frozenset(eos_token_ids)
         self._stop_ids = self._eos_ids.union(sampling.stop_token_ids)
         self._matcher = None if init.grammar is None else init.grammar.matcher()
+        self._reversible = _reversible(self._matcher)
+        self.can_draft = can_draft and (self._matcher is None or self._reversible is not None)
         self._healing = None if init.healed_id is None else _Healing(init.healed_id, spellings)
         self._reasoning = None if init.reasoning is None else _Reasoning(init.reasoning)
         self._allowed = self._words_of(sampling.allowed_token_ids)
@@ -102,10 +125,74 @@ class RowConstraint:
             if mask is not None:
                 words &= mask
 
-    def accept(self, token_id: int) -> None:
-        """Advance by the next token. Raises ConstraintFailed if the row cannot continue."""
-        if self._take(token_id):
+    def accept(self, *token_ids: int) -> int:
+        """Advance by the next tokens; returns how many, at least one.
+
+        Raises ConstraintFailed if the row cannot continue after the first of them. It stays before
+        a later one that it cannot continue after.
+        """
+        has_moved = self._take(token_ids[0])
+        count = 1
+        for token_id in token_ids[1:]:
+            position = self._save()
+            try:
+                has_moved = self._take(token_id)
+            except ConstraintFailed:
+                self._restore(position)
+                break
+            count += 1
+        self._new_ids += token_ids[:count]
+        if has_moved:
             self._update_complete()
+        return count
+
+    def restarted(self) -> RowInit:
+        """Return what would restart the row here."""
+        known = np.concatenate([self._init.token_ids, np.array(self._new_ids, np.int64)])
+        return replace(self._init, token_ids=known)
+
+    def ahead(self, draft_ids: Sequence[int]) -> Iterator[None]:
+        """Advance by one draft after another, for a look; goes back in the end.
+
+        Ends before a draft that may not come, or that completes the grammar.
+        """
+        if not self.can_draft:
+            return
+        position = self._save()
+        try:
+            for draft_id in draft_ids:
+                if not self._admits(draft_id) or self._is_last(draft_id):
+                    return
+                yield
+        finally:
+            self._restore(position)
+
+    def _admits(self, token_id: int) -> bool:
+        """Whether a token may come next, for all that is known without the grammar."""
+        if self._reasoning is not None and self._reasoning.forced_id is not None:
+            return token_id == self._reasoning.forced_id
+        if self._healing is not None and token_id not in self._healing.next_ids():
+            return False
+        masks = (self._allowed, self._first)
+        return all(mask is None or _holds(mask, token_id) for mask in masks)
+
+    def _is_last(self, token_id: int) -> bool:
+        """Advance by a draft; returns whether nothing may follow it, or not even it may come."""
+        try:
+            if self._take(token_id):
+                self._update_complete()
+        except ConstraintFailed:
+            return True
+        return self.is_complete
+
+    def _save(self) -> _Position:
+        matcher = None if self._reversible is None else self._reversible.save()
+        return self.is_complete, self._first, copy(self._healing), copy(self._reasoning), matcher
+
+    def _restore(self, position: _Position) -> None:
+        self.is_complete, self._first, self._healing, self._reasoning, matcher = position
+        if self._reversible is not None:
+            self._reversible.restore(matcher)
 
     def _take(self, token_id: int) -> bool:
         """Advance by the next token; returns whether the grammar has advanced."""
@@ -150,6 +237,10 @@ class RowConstraint:
 
     def _words_of(self, token_ids: Sequence[int]) -> MaskWords | None:
         return mask_words(token_ids, self._vocab_size) if token_ids else None
+
+
+# Whether the grammar is complete, the mask of first tokens, the phases, the matcher's position.
+_Position = tuple[bool, "MaskWords | None", "_Healing | None", "_Reasoning | None", object]
 
 
 class _Healing:

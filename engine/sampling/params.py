@@ -45,6 +45,7 @@ class SamplingParams:
     hidden_states:    whether to return the final hidden states of all tokens but the last; disables
                       prefix reuse for the request, whose n is 1
     prompt_logprobs:  as `logprobs`, for each prompt token; disables prefix reuse for the request
+    max_drafts:       most drafts of speculative decoding in a step, 0 = none; None = the engine's
 
     Raises InvalidSampling, which names the field.
     """
@@ -76,6 +77,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     hidden_states: bool = False
+    max_drafts: int | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -114,6 +116,7 @@ class SamplingParams:
         for name, value, low, high in (
             ("max_tokens", self.max_tokens, 1, 2**31 - 1),
             ("min_tokens", self.min_tokens, 0, 2**31 - 1),
+            ("max_drafts", self.max_drafts, 0, 2**31 - 1),
             ("temperature", self.temperature, 0.0, 100.0),
             ("top_k", self.top_k, 0, 2**31 - 1),
             ("top_p", self.top_p, 0.0, 1.0),

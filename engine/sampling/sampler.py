@@ -25,7 +25,6 @@ from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.sampling.logit_edits import RowEdits, apply_edits
 from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
 from remora.engine.sampling.token_sampler import (
-    DoubleArray,
     Draws,
     HostTokenSampler,
     SampledLogprobs,
@@ -88,19 +87,16 @@ class PendingSample:
     drafts: DraftLines | None = None
 
 
-def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
-    """Return a number of [0, 1) for each (seed, position).
+def random_bits(seeds: SeedArray, positions: SeedArray) -> TokenArray:
+    """Return 64 random bits for each (seed, position).
 
     Counter-based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014; finaliser: Stafford's Mix13). The seed is mixed into a starting
-    state, the position counts its steps; the top 53 bits of the output become the fraction.
+    state, the position counts its steps.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     state = _mix64(seeds + golden)
-    bits = _mix64(state + (positions + np.uint64(1)) * golden)
-    fractions: DoubleArray = (bits >> np.uint64(11)).astype(np.float64)
-    fractions *= 2.0**-53
-    return fractions
+    return _mix64(state + (positions + np.uint64(1)) * golden).view(np.int64)
 
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
@@ -197,14 +193,39 @@ class Sampler:
         self._num_logprobs.pop(row, None)
         self._masks.drop_row(row)
 
-    def begin(self, rows: IntArray) -> None:
-        """Start work of `choose` that needs no logits, in another thread."""
-        self._masks.begin(rows)
+    def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        """Return how many of the drafts of each (row, drafts) its constraint does not exclude.
+
+        Only between `finish` and `begin`, of rows that have started.
+        """
+        return self._masks.possible_drafts(drafts)
+
+    def begin(self, rows: IntArray, drafts: DraftLines | None = None) -> None:
+        """Start work of the next `choose` that needs no logits, in another thread."""
+        self._masks.begin(rows, drafts)
 
     def prepare(self, rows: IntArray, drafts: DraftLines | None = None) -> None:
         """Compute the draw parameters of the next `choose`, whose rows and drafts these are."""
-        self._prepared = rows, self._draws(rows, drafts)
+        self._prepared = rows, self._draws(rows, None if drafts is None else drafts.offsets)
         self.token_sampler.prepare(self._prepared[1], is_plain=bool(self._is_plain[rows].all()))
+
+    def draws_ahead(self, rows: IntArray, ahead: int) -> Draws | None:
+        """Return the parameters to draw drafts of rows [R] with; None when all are greedy.
+
+        ahead:  output tokens between a row's newest one and the draft
+        """
+        return self._draws(rows, np.full(len(rows), ahead, np.int64))
+
+    def guess(self, logits: Tensor, rows: IntArray, *, ahead: int) -> TokenArray:
+        """Return the token that each row [R] would draw from logits of a draft head.
+
+        Nothing is edited, and no row advances; logits that are not finite give any token.
+        logits:  [R, V] float32; may be overwritten
+        ahead:   as in `draws_ahead`
+        """
+        guessed = self.token_sampler.guess(logits, self.draws_ahead(rows, ahead))
+        token_ids: TokenArray = guessed.cpu().numpy()
+        return token_ids
 
     def close(self) -> None:
         """End the thread, if there is one."""
@@ -229,7 +250,7 @@ class Sampler:
                 one more
         """
         raw = self._raw_logits(logits, rows)
-        masks = self._masks.take(rows)
+        masks = self._masks.take(rows, drafts)
         if masks is not None:
             self.token_sampler.kernels.mask_tokens(logits, masks.lines, masks.words)
         if self._edits:
@@ -241,7 +262,7 @@ class Sampler:
         failed = self._process(logits, rows) if self._processed else {}
         (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
-            draws = self._draws(rows, drafts)
+            draws = self._draws(rows, None if drafts is None else drafts.offsets)
         chosen = self.token_sampler.choose(logits, draws)
         if drafts is None:
             self._num_outputs[rows] += 1
@@ -270,10 +291,13 @@ class Sampler:
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
         bad_rows |= pending.failed
-        if kept is not None:
+        new = slice(None) if kept is None else kept
+        ends = self._masks.accept(rows[new], token_ids[new], unsampled={*bad_rows, *gone})
+        if pending.drafts is not None and kept is not None:
+            for row, count in ends.cut.items():
+                kept[(pending.drafts.rows == row) & (pending.drafts.offsets >= count)] = False
             rows, token_ids = rows[kept], token_ids[kept]
             np.add.at(self._num_outputs, rows, 1)
-        ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
         self._note_tokens(rows, token_ids, gone)
         return SampleResult(
             rows=rows,
@@ -303,17 +327,20 @@ class Sampler:
                 edited.append((line, edits))
         return edited
 
-    def _draws(self, rows: IntArray, drafts: DraftLines | None) -> Draws | None:
-        """Return the draw parameters of rows [R]; None when all are greedy."""
+    def _draws(self, rows: IntArray, ahead: npt.NDArray[np.int64] | None) -> Draws | None:
+        """Return the draw parameters of rows [R]; None when all are greedy.
+
+        ahead:  [R] output tokens between the newest one of a row and the drawn one; None = none
+        """
         temperature = self._temperature[rows]
         if not temperature.any():
             return None
         positions = self._num_outputs[rows]
-        if drafts is not None:
-            positions = positions + drafts.offsets
+        if ahead is not None:
+            positions = positions + ahead
         return Draws(
             temperature=temperature,
-            uniforms=uniforms(self._seeds[rows], positions.astype(np.uint64)),
+            keys=random_bits(self._seeds[rows], positions.astype(np.uint64)),
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],

@@ -43,7 +43,7 @@ class SamplingKernels(Protocol):
         self,
         logits: Tensor,
         temperature: FloatArray,
-        uniforms: DoubleArray,
+        keys: TokenArray,
         *,
         top_k: TokenArray,
         top_p: DoubleArray,
@@ -64,11 +64,11 @@ class SamplingKernels(Protocol):
 class Draws:
     """Draw parameters of each line; arrays [R] as in `SamplingKernels.choose`.
 
-    uniforms:  [R] in [0, 1)
+    keys:  [R] random bits of each line's position
     """
 
     temperature: FloatArray
-    uniforms: DoubleArray
+    keys: TokenArray
     top_k: TokenArray
     top_p: DoubleArray
     min_p: FloatArray
@@ -112,6 +112,12 @@ class TokenSampler(Protocol):
         draws:  None = the greatest logit of each line
         """
 
+    def guess(self, logits: Tensor, draws: Draws | None) -> Tensor:
+        """Return what `choose` would choose, [R] int64, without waiting for it or copying it.
+
+        Valid until the next forward pass; logits that are not finite give any token.
+        """
+
     def describe(
         self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
     ) -> SampledLogprobs:
@@ -132,25 +138,33 @@ class HostTokenSampler:
 
     def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Choose at once; see `TokenSampler`."""
-        if draws is None:
-            token_ids, is_good = self.kernels.greedy(logits)
-        else:
-            token_ids, is_good = self.kernels.choose(
-                logits,
-                draws.temperature,
-                draws.uniforms,
-                top_k=draws.top_k,
-                top_p=draws.top_p,
-                min_p=draws.min_p,
-            )
+        token_ids, is_good = self._chosen(logits, draws)
         faults = {} if is_good.all() else _faults(logits, is_good)
         return _HostTokens(token_ids, faults)
+
+    def guess(self, logits: Tensor, draws: Draws | None) -> Tensor:
+        """Choose at once; see `TokenSampler`."""
+        token_ids, _ = self._chosen(logits, draws)
+        return torch.from_numpy(token_ids.clip(0, logits.shape[1] - 1))
 
     def describe(
         self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
     ) -> SampledLogprobs:
         """Compute when taken; see `TokenSampler`."""
         return _HostLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels)
+
+    def _chosen(self, logits: Tensor, draws: Draws | None) -> tuple[TokenArray, BoolArray]:
+        """Return one id per line [R], and which are good [R]."""
+        if draws is None:
+            return self.kernels.greedy(logits)
+        return self.kernels.choose(
+            logits,
+            draws.temperature,
+            draws.keys,
+            top_k=draws.top_k,
+            top_p=draws.top_p,
+            min_p=draws.min_p,
+        )
 
 
 def describe(

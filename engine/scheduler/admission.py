@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.planning.plan import EnginePlan
@@ -27,6 +28,14 @@ MAX_RESERVED_OUTPUT = 4096
 FULL_RESERVE_AFTER_EVICTIONS = 3
 LONGER_THAN_SO_FAR = 1.1
 ADAPTIVE = ReservePlan()
+
+
+class Start(Enum):
+    """Whether a waiting sequence started, and which others may start after it."""
+
+    DONE = "started, or skipped for the moment: the next one may start"
+    BLOCKED = "a limit of its own holds it back, and what waits behind it in its tenant"
+    FULL = "rows, tokens or memory are lacking: passing it could starve it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +109,12 @@ def can_start(
     candidate: Sequence, running: Iterable[Sequence], kv: KVCache, reserve: ReserveRatio
 ) -> bool:
     """Estimate whether `candidate`, with its cached prefix attached, fits with the running ones."""
-    demands = []
     num_published = 0
     is_full = reserve.is_full(kv)
     sequences = (*running, candidate)
+    demands = [_demand(seq, kv, reserve, is_full=is_full) for seq in sequences]
     for seq in sequences:
         table = seq.table
-        num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
-        certain = (
-            is_full
-            or seq.request.sampling.ignore_eos
-            or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
-        )
-        demands.append(
-            Demand(
-                held=(num_pages - table.num_matched) * kv.page_size,
-                growth=reserve.growth(
-                    seq.num_remaining, certain=certain, produced=seq.num_output_tokens
-                ),
-            )
-        )
         # Pages that the sequence computed and published are counted in `held` already.
         num_published += table.num_published - table.num_matched
     num_borrowed = max(0, kv.num_locked - num_published)
@@ -127,6 +122,44 @@ def can_start(
     if peak_tokens(demands) > capacity - num_borrowed * kv.page_size:
         return False
     return kv.windows is None or _windows_fit(sequences, demands, kv.windows, kv.page_size, reserve)
+
+
+def _demand(seq: Sequence, kv: KVCache, reserve: ReserveRatio, *, is_full: bool) -> Demand:
+    table = seq.table
+    num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
+    certain = (
+        is_full
+        or seq.request.sampling.ignore_eos
+        or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
+    )
+    return Demand(
+        held=(num_pages - table.num_matched) * kv.page_size,
+        growth=reserve.growth(seq.num_remaining, certain=certain, produced=seq.num_output_tokens),
+    )
+
+
+def is_within_fraction(
+    candidate: Sequence,
+    running: Iterable[Sequence],
+    kv: KVCache,
+    reserve: ReserveRatio,
+) -> bool:
+    """Estimate whether a tenant's sequences stay within its fraction of the KV cache.
+
+    A tenant's only sequence does. Prefixes that are shared or found cached are not counted.
+    """
+    tenant = candidate.request.tenant
+    if tenant.kv_fraction is None:
+        return True
+    mine = [seq for seq in running if seq.request.tenant.name == tenant.name]
+    if not mine:
+        return True
+    is_full = reserve.is_full(kv)
+    demands = [_demand(seq, kv, reserve, is_full=is_full) for seq in mine]
+    own = _demand(candidate, kv, reserve, is_full=is_full)
+    num_pages = pages_needed(uncached_tokens(candidate, kv), kv.page_size)
+    demands.append(Demand(held=num_pages * kv.page_size, growth=own.growth))
+    return peak_tokens(demands) <= tenant.kv_fraction * kv.num_pages * kv.page_size
 
 
 def _windows_fit(

@@ -58,7 +58,8 @@ class WaitingOrder:
         """Count the sequences that `seq` has passed."""
         if self._rank is not None:
             for other in waiting:
-                other.num_passed += waiting_key(other) < waiting_key(seq)
+                is_mate = other.request.tenant.name == seq.request.tenant.name
+                other.num_passed += is_mate and waiting_key(other) < waiting_key(seq)
 
     def _drawn(self, waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:
         order = self._random.sample(waiting, len(waiting))

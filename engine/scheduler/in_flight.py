@@ -57,8 +57,14 @@ class InFlightStep:
                 counts[place] -= num_refused
                 seq.num_in_flight_tokens -= num_refused
                 drafted.add(row)
-        if num_tokens == len(counts) + sum(num_drafts):  # no prompt has more than one token
-            speculation.observe_step(num_tokens, result.forward_s + result.sample_s)
+        speculation.observe_step(
+            num_tokens,
+            result.forward_s + result.sample_s,
+            num_drafts=sum(num_drafts),
+            draft_s=result.draft_s,
+            # Prompts of one token cost what a decoding row does.
+            pure=num_tokens == len(counts) + sum(num_drafts),
+        )
         return drafted
 
 

@@ -28,6 +28,7 @@ class PlanBuilder:
     """Collects a StepPlan under a budget of tokens.
 
     max_prompt_tokens, max_prompts:  of prompts in the step; None = only the budget counts
+    max_scored_tokens:  of prompts whose log-probabilities are computed; None = as for others
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class PlanBuilder:
         *,
         max_prompt_tokens: int | None = None,
         max_prompts: int | None = None,
+        max_scored_tokens: int | None = None,
     ) -> None:
         self.budget = max_tokens
         self._prompt_budget = max_tokens if max_prompt_tokens is None else max_prompt_tokens
         self._max_prompts = max_tokens if max_prompts is None else max_prompts
+        self._scored_budget = max_scored_tokens
         self._prompts: set[Sequence] = set()
         self._started: dict[Sequence, list[int]] = {}
         self._pages: dict[Sequence, list[int]] = {}
@@ -52,17 +55,27 @@ class PlanBuilder:
         """Whether the step computes anything."""
         return bool(self._counts)
 
-    def prompt_room(self, *, whole: bool = False) -> int:
-        """Return the tokens left for one more prompt; with `whole`, the first may take all."""
+    def prompt_room(self, seq: Sequence | None = None, *, whole: bool = False) -> int:
+        """Return the tokens left for one more prompt; with `whole`, the first may take all.
+
+        seq:  whose prompt it is; None = one that is not scored
+        """
         if len(self._prompts) >= self._max_prompts:
             return 0
         if whole and not self._prompts:
             return self.budget
-        return min(self.budget, self._prompt_budget)
+        room = min(self.budget, self._prompt_budget)
+        if self._scored_budget is not None and seq is not None and seq.wants_prompt_logprobs:
+            return min(room, self._scored_budget)
+        return room
 
     def start(self, seq: Sequence, borrowed: list[int]) -> None:
         """Start a sequence, whose table begins with `borrowed` pages."""
         self._started[seq] = borrowed
+
+    def starts(self, seq: Sequence) -> bool:
+        """Return whether a sequence starts with this step."""
+        return seq in self._started
 
     def plan(
         self, seq: Sequence, count: int, new_pages: list[int], *, of_prompt: bool = False
@@ -72,6 +85,8 @@ class PlanBuilder:
         if of_prompt:
             self._prompts.add(seq)
             self._prompt_budget = max(0, self._prompt_budget - count)
+            if self._scored_budget is not None and seq.wants_prompt_logprobs:
+                self._scored_budget -= count
         if new_pages:
             self._pages[seq] = new_pages
         self.budget -= count
@@ -97,8 +112,8 @@ class PlanBuilder:
         """Load an adapter into a slot, even if its sequence is cancelled later."""
         self._loads[slot] = lora_id
 
-    def cancel(self, seq: Sequence) -> None:
-        """Remove a preempted sequence. Does nothing if it was not planned."""
+    def cancel(self, seq: Sequence) -> int:
+        """Remove a preempted sequence; return its tokens, 0 if it was not planned."""
         count = self._counts.pop(seq, 0)
         self.budget += count
         if seq in self._prompts:
@@ -106,6 +121,7 @@ class PlanBuilder:
             self._prompt_budget += count
         self._pages.pop(seq, None)
         self._started.pop(seq, None)
+        return count
 
     def launch(
         self, step_id: int, dropped: Iterable[int]

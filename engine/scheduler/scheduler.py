@@ -23,19 +23,26 @@ from remora.configs.errors import InvariantViolated
 from remora.configs.planning.scheduling_plan import BY_ARRIVAL, SchedulingPlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.scheduler.adapter_slots import AdapterSlots
-from remora.engine.scheduler.admission import ReserveRatio, can_start, uncached_tokens
+from remora.engine.scheduler.admission import (
+    ReserveRatio,
+    Start,
+    can_start,
+    is_within_fraction,
+    uncached_tokens,
+)
 from remora.engine.scheduler.admission_order import WaitingOrder
 from remora.engine.scheduler.admission_pace import Refusal
+from remora.engine.scheduler.fair_shares import MAX_SCORED_TOKENS, FairShares
 from remora.engine.scheduler.in_flight import InFlightStep
 from remora.engine.scheduler.integrity import check_pages, check_rows, check_tokens
+from remora.engine.scheduler.outputs import output_of
 from remora.engine.scheduler.plan_builder import PlanBuilder
-from remora.engine.scheduler.priority import lower_priority, preemption_victim, waiting_key
-from remora.engine.scheduler.sequence import Sequence
+from remora.engine.scheduler.priority import waiting_key
+from remora.engine.scheduler.sequence import Sequence, running_rows
 from remora.engine.spec.speculation import Speculation
 from remora.engine.types import (
     FinishReason,
     LogprobRows,
-    RowFault,
     SequenceOutput,
     StepPlan,
     StepResult,
@@ -89,6 +96,8 @@ class Scheduler:
         self._num_waiting_tokens = 0
         self._prompts: set[Sequence] = set()
         self._refusal = Refusal()
+        self._num_evictions = 0
+        self.shares = FairShares()
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -108,6 +117,8 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that fits an empty engine."""
+        if seq.request.tenant.name or self.shares.is_on:
+            self.shares.arrive(seq.request.tenant, self._backlogged(), self.running)
         insort(self.waiting, seq, key=waiting_key)
         self._refusal.forget()
         seq.num_queued_tokens = uncached_tokens(seq, self.kv)
@@ -117,7 +128,12 @@ class Scheduler:
         """End a waiting or running sequence and free its pages. Only between steps."""
         self.num_aborted += 1
         self._end(seq, FinishReason.ABORT)
-        return self._output(seq)
+        return output_of(seq)
+
+    def _backlogged(self) -> set[str]:
+        """Return the tenants that have prompts to compute."""
+        prompts = [seq for seq in self._prompts if seq.num_pending > 1]
+        return {seq.request.tenant.name for seq in (*self.waiting, *prompts)}
 
     def check_integrity(self) -> None:
         """Raise InvariantViolated unless rows, queues and pages are consistent."""
@@ -140,15 +156,20 @@ class Scheduler:
             self._max_step_tokens,
             max_prompt_tokens=rules.max_prefill_tokens,
             max_prompts=rules.max_prefill_requests,
+            max_scored_tokens=MAX_SCORED_TOKENS if self.shares.is_on else None,
         )
         preemptions_before = self.num_preemptions
-        decoding, extending = self._running_rows()
+        decoding, extending = running_rows(self.running, self._prompts)
         if rules.mixed_steps:
             self._decode(decoding, step)
-        for seq in extending:
-            self._extend(seq, step)
-        if admitting and self.num_preemptions == preemptions_before:
-            self._admit(step)  # not after preemptions: the victim would return at once
+        if self.shares.is_on:
+            admitting &= self.num_preemptions == preemptions_before
+            self._compute_in_turn(extending, step, admitting=admitting)
+        else:
+            for seq in extending:
+                self._extend(seq, step)
+            if admitting and self.num_preemptions == preemptions_before:
+                self._admit(step)  # not after preemptions: the victim would return at once
         if not rules.mixed_steps and not step.has_tokens:
             self._decode(decoding, step)
         if self.speculation is not None:
@@ -163,19 +184,6 @@ class Scheduler:
         self.in_flight.append(InFlightStep(plan, rows))
         return plan
 
-    def _running_rows(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return running sequences with one token to compute, and those with more."""
-        if not self._prompts:
-            return [seq for seq in self.running if not seq.is_awaited], []
-        decoding: list[Sequence] = []
-        extending: list[Sequence] = []
-        for seq in self.running:
-            if seq in self._prompts and seq.num_pending > 1:
-                extending.append(seq)
-            elif not seq.is_awaited:
-                decoding.append(seq)
-        return decoding, extending
-
     def _decode(self, decoding: list[Sequence], step: PlanBuilder) -> None:
         """Plan one token for each sequence; those without room on their last page come last."""
         page_size = self.kv.page_size
@@ -186,7 +194,9 @@ class Scheduler:
                 len(seq.table.pages) * page_size
             )
             (ready if has_room else growing).append(seq)
-        step.plan_next(ready[: step.budget])
+        ready = ready[: step.budget]
+        step.plan_next(ready)
+        self.shares.charge_each(ready)
         for seq in growing:
             if seq.row is not None and step.budget > 0:  # not preempted for one before it
                 self._plan_tokens(seq, 1, step, of_prompt=False)
@@ -200,7 +210,7 @@ class Scheduler:
                 step.plan_drafts(seq, draft_ids, pages)
 
     def _extend(self, seq: Sequence, step: PlanBuilder) -> None:
-        count = min(seq.num_pending, self._chunk_tokens, step.prompt_room())
+        count = min(seq.num_pending, self._chunk_tokens, step.prompt_room(seq))
         if seq.row is not None and count > 0:
             self._plan_tokens(seq, count, step, of_prompt=True)
 
@@ -209,11 +219,33 @@ class Scheduler:
     ) -> None:
         """Give a running sequence its share of the step; preempts until it has its pages."""
         while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
-            victim = preemption_victim(self.running)
+            victim = self.shares.victim(self.running)
             self._evict(victim, step)
             if victim is seq:
                 return
         step.plan(seq, count, pages, of_prompt=of_prompt)
+        if self.shares.is_on:
+            self.shares.charge(seq.request.tenant, count)
+
+    def _compute_in_turn(
+        self, extending: list[Sequence], step: PlanBuilder, *, admitting: bool
+    ) -> None:
+        """Share the step's prompt tokens among tenants: of started prompts and of waiting ones."""
+        evictions_before = self._num_evictions
+        waiting = self._order.arrange(self.waiting, self.kv) if admitting else []
+        turns = self.shares.in_turn([*extending, *waiting], self.running)
+        started, skipped = set(extending), list[Sequence]()
+        for seq in turns:
+            if seq in started:
+                self._extend(seq, step)
+            elif admitting and step.prompt_room(seq) and self._num_evictions == evictions_before:
+                result = self._start(seq, step, skipped)
+                admitting = result is not Start.FULL
+                if result is Start.BLOCKED:
+                    turns.block(seq.request.tenant)
+                    self.shares.yield_turn(seq.request.tenant, turns.backlogged)
+            if step.budget == 0:
+                return
 
     def _admit(self, step: PlanBuilder) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
@@ -224,24 +256,35 @@ class Scheduler:
         skipped: list[Sequence] = []
         if not self.waiting or step.prompt_room() == 0 or self._refusal.holds(self._num_steps):
             return
-        whole = not self._rules.chunked_prefill
         for seq in self._order.arrange(self.waiting, self.kv):
-            room = step.prompt_room(whole=whole)
-            if room == 0:
+            if self._start(seq, step, skipped) is not Start.DONE:
                 return
-            if seq.leader is not None and not _is_ready(seq.leader):
-                continue
-            if seq.request.lora_id and not self.adapters.has_room(seq.request.lora_id):
-                if seq.num_skipped >= MAX_SKIPPED:
-                    return
-                skipped.append(seq)
-                continue
-            if whole and uncached_tokens(seq, self.kv) > room:
-                return
-            if not self._try_admit(seq, step) and not self._preempt_for(seq, step):
-                return
-            for other in skipped:
-                other.num_skipped += 1
+
+    def _start(self, seq: Sequence, step: PlanBuilder, skipped: list[Sequence]) -> Start:
+        """Start a waiting sequence if it may start now.
+
+        skipped:  sequences of this round that wait for an adapter slot
+        """
+        whole = not self._rules.chunked_prefill
+        room = step.prompt_room(whole=whole)
+        if room == 0:
+            return Start.FULL
+        if seq.leader is not None and not _is_ready(seq.leader):
+            return Start.DONE
+        if seq.request.lora_id and not self.adapters.has_room(seq.request.lora_id):
+            if seq.num_skipped >= MAX_SKIPPED:
+                return Start.BLOCKED
+            skipped.append(seq)
+            return Start.DONE
+        if not is_within_fraction(seq, self.running, self.kv, self.reserve):
+            return Start.BLOCKED
+        if whole and uncached_tokens(seq, self.kv) > room:
+            return Start.FULL
+        if not self._try_admit(seq, step) and not self._preempt_for(seq, step):
+            return Start.FULL
+        for other in skipped:
+            other.num_skipped += other.request.tenant.name == seq.request.tenant.name
+        return Start.DONE
 
     def _try_admit(self, seq: Sequence, step: PlanBuilder) -> bool:
         if not self._free_rows:
@@ -249,10 +292,10 @@ class Scheduler:
         if not seq.computes_prompt:
             known = seq.token_ids[: seq.num_tokens - 1]  # at least one token must be computed
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
-        room = step.prompt_room(whole=not self._rules.chunked_prefill)
+        room = step.prompt_room(seq, whole=not self._rules.chunked_prefill)
         count = min(seq.num_pending, self._chunk_tokens, room)
         fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
-        if not fits:
+        if not fits and not self.shares.is_on:
             self._refusal.note(self._num_steps)
         pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
         if pages is None:
@@ -272,6 +315,8 @@ class Scheduler:
             self.num_cached_tokens += seq.num_computed
         step.start(seq, seq.table.pages[: seq.table.num_matched])
         step.plan(seq, count, pages, of_prompt=True)
+        if self.shares.is_on:
+            self.shares.charge(seq.request.tenant, count)
         return True
 
     def _enter_slot(self, seq: Sequence, step: PlanBuilder) -> None:
@@ -284,10 +329,8 @@ class Scheduler:
     # -- preemption --------------------------------------------------------------------------
 
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
-        """Preempt for a sequence of higher priority, if that is allowed and makes enough room."""
-        if self._preemption_gap is None:
-            return False
-        weaker = lower_priority(self.running, seq, self._preemption_gap)
+        """Preempt for higher priority or a tenant's share, if that makes enough room."""
+        weaker = self.shares.giving_way(self.running, seq, self._preemption_gap)
         for count in range(1, len(weaker) + 1):
             leaving = weaker[:count]
             staying = [other for other in self.running if other not in leaving]
@@ -300,6 +343,7 @@ class Scheduler:
     def _evict(self, seq: Sequence, step: PlanBuilder) -> None:
         """Preempt because memory is short, and raise the reserve."""
         seq.num_evictions += 1
+        self._num_evictions += 1
         self._preempt(seq, step)
         self.reserve.on_preemption(
             sum(other.num_output_tokens for other in self.running),
@@ -310,8 +354,13 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: PlanBuilder) -> None:
         """Take a sequence's pages and row, and queue it again."""
         self.num_preemptions += 1
-        step.cancel(seq)
+        is_new = step.starts(seq)
+        num_planned = step.cancel(seq)
+        if self.shares.is_on:
+            self.shares.charge(seq.request.tenant, -num_planned)
         self._leave_row(seq)
+        if is_new:
+            self._dropped_rows.pop()  # no rank knows it
         self._forget_pages(seq)
         self.add(seq)
 
@@ -375,7 +424,7 @@ class Scheduler:
             if seq.row is None or seq.num_starts != start:  # as in `holds`
                 continue
             if has_extras:
-                self._take_extras(seq, row, count, result)
+                seq.take_extras(row, count, result)
             seq.num_computed += count
             seq.num_in_flight_tokens -= count
             run = runs.get(row)
@@ -384,7 +433,7 @@ class Scheduler:
             if row in result.bad_rows:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)
-                outputs.append(self._output(seq, error=result.bad_rows[row]))
+                outputs.append(output_of(seq, error=result.bad_rows[row]))
                 continue
             if (count > 1 and row not in drafted) or seq.num_computed == seq.num_prompt_tokens:
                 self._publish(seq)
@@ -399,16 +448,6 @@ class Scheduler:
                 [seq for seq in self._prompts if seq.num_pending <= 1 and seq.prompt_is_computed]
             )
         return outputs
-
-    @staticmethod
-    def _take_extras(seq: Sequence, row: int, count: int, result: StepResult) -> None:
-        """Keep hidden states and prompt log-probabilities of a row, before its tokens count."""
-        if row in result.hidden_states:
-            seq.take_hidden(seq.num_computed, result.hidden_states[row][:count])
-        if row in result.bad_rows:
-            return
-        if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
-            seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
 
     def _publish(self, seq: Sequence) -> None:
         self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
@@ -438,44 +477,21 @@ class Scheduler:
             stopped = is_complete or is_stop_token
             self.num_finished += 1
             self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
-        elif not is_first and logprobs is None:
+        elif not (is_first or logprobs is not None or seq.request.prediction_ids):
             return SequenceOutput(
                 request_id=seq.request.request_id,
                 index=seq.index,
                 token_ids=run,
                 num_cached_tokens=seq.num_cached_tokens or 0,
                 queue_s=seq.queue_s or 0.0,
+                drafts=seq.drafts,
             )
-        return self._output(
+        return output_of(
             seq,
             token_ids=run,
             logprobs=logprobs,
             prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
             stop_token_id=token if is_stop_token else None,
-        )
-
-    @staticmethod
-    def _output(
-        seq: Sequence,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: LogprobRows | None = None,
-        prompt_logprobs: tuple[LogprobRows, ...] = (),
-        stop_token_id: int | None = None,
-        error: RowFault | None = None,
-    ) -> SequenceOutput:
-        return SequenceOutput(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            hidden_states=seq.hidden_states if seq.is_finished else None,
-            finish_reason=seq.finish_reason,
-            stop_token_id=stop_token_id,
-            num_cached_tokens=seq.num_cached_tokens or 0,
-            error=error,
-            queue_s=seq.queue_s or 0.0,
         )
 
 

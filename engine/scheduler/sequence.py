@@ -6,12 +6,21 @@ other sequences or the model.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from remora.engine.kv.cache import PageTable
-from remora.engine.types import FinishReason, FloatArray, LogprobRows, Namespace, Request
+from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
+from remora.engine.types import (
+    FinishReason,
+    FloatArray,
+    LogprobRows,
+    Namespace,
+    Request,
+    StepResult,
+)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -37,6 +46,8 @@ class Sequence:
     arrived_s:             by the engine's clock
     queue_s:               seconds until its first step; None before it
     prompt_logprob_parts:  of each chunk, when requested
+    drafts:                its verified drafts
+    predicted:             tokens of the request's prediction that became output, and that did not
     longest:               prompt and output tokens at which it ends
     """
 
@@ -67,6 +78,8 @@ class Sequence:
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     hidden_parts: list[FloatArray] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    drafts: DraftCounts = NONE_VERIFIED
+    predicted: tuple[int, int] = (0, 0)
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,3 +157,31 @@ class Sequence:
     def take_hidden(self, start: int, states: FloatArray) -> None:
         """Append the hidden states of tokens from `start` on."""
         self.hidden_parts.append(states[self.num_hidden - start :])
+
+    def take_extras(self, row: int, count: int, result: StepResult) -> None:
+        """Keep hidden states and prompt log-probabilities of its row, before its tokens count."""
+        if row in result.hidden_states:
+            self.take_hidden(self.num_computed, result.hidden_states[row][:count])
+        if row in result.bad_rows:
+            return
+        if row in result.prompt_logprobs and self.wants_prompt_logprobs:
+            self.prompt_logprob_parts.append(result.prompt_logprobs[row])
+
+
+def running_rows(
+    running: Iterable[Sequence], prompts: Collection[Sequence]
+) -> tuple[list[Sequence], list[Sequence]]:
+    """Return running sequences with one token to compute, and those with more.
+
+    prompts:  sequences that may have more
+    """
+    if not prompts:
+        return [seq for seq in running if not seq.is_awaited], []
+    decoding: list[Sequence] = []
+    extending: list[Sequence] = []
+    for seq in running:
+        if seq in prompts and seq.num_pending > 1:
+            extending.append(seq)
+        elif not seq.is_awaited:
+            decoding.append(seq)
+    return decoding, extending

@@ -6,7 +6,8 @@ entries are exact and collisions cannot be arranged.
 
 Costs are bounded: a text's tokens are indexed a part at a time (`work`), and all entries of all
 texts share one limit of bytes. Beyond it, the text with the most entries loses its oldest ones.
-A text keeps its entries in segments, because a segment is dropped, and grows, in bounded time.
+A text keeps its entries in segments, because a small dictionary grows in bounded time. Entries are
+freed a part at a time, too, and count until they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
-GRAMS_PER_WORK = 2048  # entries per call of `work`: a few hundred microseconds
+GRAMS_PER_WORK = 512  # entries per call of `work`: a few hundred microseconds
 _SEGMENT_GRAMS = 8192
 _TOKEN_BYTES = array("i").itemsize
 
@@ -92,11 +93,13 @@ class IndexedText:
                     return found
         return None
 
-    def drop_oldest(self) -> None:
-        """Forget the entries of the oldest segment."""
-        self.num_grams -= len(self._segments.popleft())
+    def drop_oldest(self) -> dict[bytes, int]:
+        """Forget the entries of the oldest segment, and return it."""
+        segment = self._segments.popleft()
+        self.num_grams -= len(segment)
         if not self._segments:
             self._segments.append({})
+        return segment
 
 
 class GramIndex:
@@ -108,17 +111,19 @@ class GramIndex:
 
     def __init__(self, shortest: int, longest: int, max_bytes: int) -> None:
         self._shortest, self._longest = shortest, longest
-        self._max_grams = max_bytes // gram_bytes(longest)
+        most = max_bytes // gram_bytes(longest)
+        self._segment_grams = min(_SEGMENT_GRAMS, most // 8)
+        # A segment's table, less than half of its memory, is freed with its last entry.
+        self._max_grams = most - self._segment_grams // 2
         self._texts: dict[int, IndexedText] = {}
         self._behind: dict[int, IndexedText] = {}  # in order of arrival
-        self.num_grams = 0  # entries, of all texts
+        self._dropped: list[dict[bytes, int]] = []  # segments to be freed
+        self.num_grams = 0  # entries, of all texts and to be freed
 
     def add(self, key: int, token_ids: Sequence[int]) -> IndexedText:
         """Add a text, to be indexed by `work`; it replaces a text of the same key."""
         self.remove(key)
-        text = IndexedText(
-            self._shortest, self._longest, token_ids, min(_SEGMENT_GRAMS, self._max_grams // 8)
-        )
+        text = IndexedText(self._shortest, self._longest, token_ids, self._segment_grams)
         self._texts[key] = self._behind[key] = text
         return text
 
@@ -136,20 +141,24 @@ class GramIndex:
             self._enter(text, len(token_ids) * (self._longest - self._shortest + 1))
 
     def work(self) -> int:
-        """Index a bounded part of the texts that wait; returns how many grams were entered."""
+        """Index a bounded part of the texts that wait, then free a part of what was removed.
+
+        Returns how many grams were entered or freed.
+        """
         done = 0
         while self._behind and done < GRAMS_PER_WORK:
             key, text = next(iter(self._behind.items()))
             done += self._enter(text, GRAMS_PER_WORK - done)
             if text.is_indexed:
                 del self._behind[key]
-        return done
+        return done + self._free(GRAMS_PER_WORK - done)
 
     def remove(self, key: int) -> None:
         """Forget a text; unknown keys are ignored."""
         self._behind.pop(key, None)
         if (text := self._texts.pop(key, None)) is not None:
-            self.num_grams -= text.num_grams
+            while text.num_grams:
+                self._dropped.append(text.drop_oldest())
 
     def _enter(self, text: IndexedText, most: int) -> int:
         """Index a part of a text, and keep to the limit of memory."""
@@ -157,8 +166,22 @@ class GramIndex:
         count = text.index(most)
         self.num_grams += text.num_grams - before
         while self.num_grams > self._max_grams:
-            largest = max(self._texts.values(), key=lambda text: text.num_grams)
-            before = largest.num_grams
-            largest.drop_oldest()
-            self.num_grams += largest.num_grams - before
+            if not self._dropped:
+                largest = max(self._texts.values(), key=lambda text: text.num_grams)
+                self._dropped.append(largest.drop_oldest())
+            self._free(self.num_grams - self._max_grams)
         return count
+
+    def _free(self, most: int) -> int:
+        """Free up to `most` entries that were dropped; returns how many."""
+        done = 0
+        while done < most and self._dropped:
+            segment = self._dropped[-1]
+            count = min(most - done, len(segment))
+            for _ in range(count):
+                segment.popitem()
+            self.num_grams -= count
+            done += count
+            if not segment:
+                self._dropped.pop()
+        return done

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from remora.engine.types import Namespace
+
 
 class Proposer(Protocol):
     """Proposes drafts for sequences, which callers name by keys of their choice.
@@ -17,10 +19,11 @@ class Proposer(Protocol):
     Called from the engine's thread only.
     """
 
-    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+    def begin(self, key: int, token_ids: Sequence[int], namespace: Namespace) -> None:
         """Add a sequence.
 
         token_ids:  its prompt, and the output that it already has
+        namespace:  outside which its text must not have an effect
         """
 
     def extend(self, key: int, token_ids: Sequence[int]) -> None:

@@ -7,37 +7,42 @@ steps, no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceABC
 
+from remora.configs.errors import InvariantViolated
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.spec.controller import Controller
+from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
+from remora.engine.spec.drafter import PENDING
+from remora.engine.spec.prediction import PredictionProposer
 from remora.engine.spec.proposer import Proposer
 from remora.engine.types import Request
+
+# Of (row, drafts) each: how many of the drafts, from the first on, the row's constraint lets come.
+PossibleDrafts = Callable[[SequenceABC[tuple[int, SequenceABC[int]]]], list[int]]
+
+
+PREDICTION = "prediction"  # source of the drafts that requests bring
 
 
 def can_draft(request: Request) -> bool:
     """Return whether several tokens of a request can be sampled in one step.
 
-    A logit processor or a constraint may keep state that one step advances by one token.
+    A logit processor is the operator's code, which may keep state that cannot go back.
     """
-    sampling = request.sampling
-    return (
-        sampling.custom_logit_processor is None
-        and request.grammar is None
-        and request.reasoning is None
-        and request.healed_id is None
-        and not sampling.allowed_token_ids
-        and not sampling.first_token_ids
-    )
+    return request.sampling.custom_logit_processor is None
 
 
 class Speculation:
     """Drafts of all sequences of one scheduler.
 
-    num_verified:   rows that had drafts, over all steps
-    num_drafted:    their drafts
-    num_accepted:   drafts that were right
+    by_source:       drafts of PREDICTION and of `source`, over all steps
+    tried_at:        [max_drafts] by position in their row: drafts whose predecessors were right
+    right_at:        [max_drafts] how many of them were right, too
+    draft_s:         seconds that drafting took, without proposers that look tokens up
+    num_verify_steps, verify_s:  steps in which a row had drafts, and the seconds of their forward
+                     passes and sampling, all tokens included
     """
 
     def __init__(
@@ -45,23 +50,41 @@ class Speculation:
         proposer: Proposer,
         controller: Controller,
         *,
+        source: str,
         max_drafts: int,
         vocab_size: int,
         eos_token_ids: Iterable[int],
+        max_tokens: int | None = None,
+        possible_drafts: PossibleDrafts | None = None,
     ) -> None:
         """Begin without sequences.
 
-        max_drafts:  of a row in one step, whatever the controller says
+        source:           name of the proposer, for statistics
+        max_drafts:       of a row in one step, whatever the controller says
+        max_tokens:       longest sequence that has drafts, these included; None = any
+        possible_drafts:  spares steps drafts that constraints exclude; None = these are refused
         """
-        self.num_verified = 0
-        self.num_drafted = 0
-        self.num_accepted = 0
-        self._proposer = proposer
+        self.by_source = {PREDICTION: NONE_VERIFIED, source: NONE_VERIFIED}
+        self.tried_at, self.right_at = [0] * max_drafts, [0] * max_drafts
+        self.draft_s = self.verify_s = 0.0
+        self.num_verify_steps = 0
+        self._source = source
+        self._proposer = PredictionProposer(proposer)
         self._controller = controller
         self._max_drafts = max_drafts
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_tokens = max_tokens
+        self._possible_drafts = possible_drafts
         self._begun: set[int] = set()
+        self._drafting: set[int] = set()  # sequences whose latest step had unpredicted drafts
+        self._most_drafts = 0  # unpredicted ones of a row in this step
+        self._has_begun_drafting = False  # whether one of them is new in this step
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Drafts of all sources."""
+        return DraftCounts(*map(sum, zip(*self.by_source.values(), strict=True)))
 
     def propose(
         self, decoding: SequenceABC[Sequence], room: int
@@ -76,13 +99,19 @@ class Speculation:
                 continue
             if seq.order not in self._begun:
                 self._begun.add(seq.order)
-                self._proposer.begin(seq.order, seq.token_ids)
+                self._begin(seq)
             limit = min(
                 self._max_drafts,
-                self._controller.limit(seq.order, len(decoding)),
+                self._controller.limit(
+                    seq.order, len(decoding), is_free=self._proposer.expects(seq.order)
+                ),
                 seq.num_remaining - 1,  # one more token is sampled in any case
                 room,
             )
+            if seq.request.sampling.max_drafts is not None:
+                limit = min(limit, seq.request.sampling.max_drafts)
+            if self._max_tokens is not None:
+                limit = min(limit, self._max_tokens - seq.num_tokens)
             if limit > 0:
                 asked.append((seq, limit))
                 room -= limit
@@ -91,26 +120,73 @@ class Speculation:
             (seq, self._usable(seq, draft_ids[:limit]))
             for (seq, limit), draft_ids in zip(asked, proposed, strict=True)
         ]
+        self._cut_impossible(drafts)
         return [(seq, draft_ids) for seq, draft_ids in drafts if draft_ids]
+
+    def _cut_impossible(self, drafts: list[tuple[Sequence, list[int]]]) -> None:
+        """Remove known drafts that constraints exclude."""
+        known = [pair for pair in drafts if pair[1] and pair[1][0] != PENDING]
+        if self._possible_drafts is None or not known:
+            return
+        counts = self._possible_drafts([(_row_of(seq), draft_ids) for seq, draft_ids in known])
+        for (_, draft_ids), count in zip(known, counts, strict=True):
+            del draft_ids[count:]
+
+    def _begin(self, seq: Sequence) -> None:
+        self._proposer.begin(seq.order, seq.token_ids, seq.namespace)
+        if predicted := seq.request.prediction_ids:
+            output_ids = seq.token_ids[seq.num_prompt_tokens :]
+            self._proposer.predict(seq.order, predicted, output_ids)
 
     def observe(self, seq: Sequence, num_drafts: int, run: tuple[int, ...]) -> None:
         """Take in a step's new tokens of a sequence, `len(run) - 1` of which were drafts."""
+        num_right = len(run) - 1
+        is_predicted = bool(num_drafts) and seq.order in self._proposer.predicted
         if num_drafts:
-            self.num_verified += 1
-            self.num_drafted += num_drafts
-            self.num_accepted += len(run) - 1
+            source = PREDICTION if is_predicted else self._source
+            self.by_source[source] = self.by_source[source].with_row(num_drafts, num_right)
+            seq.drafts = seq.drafts.with_row(num_drafts, num_right)
+            if is_predicted:
+                right, wrong = seq.predicted
+                seq.predicted = right + num_right, wrong + num_drafts - num_right
+            for position in range(min(num_drafts, num_right + 1)):
+                self.tried_at[position] += 1
+                self.right_at[position] += position < num_right
+        if num_drafts and not is_predicted:
+            self._most_drafts = max(self._most_drafts, num_drafts)
+            self._has_begun_drafting |= seq.order not in self._drafting
+            self._drafting.add(seq.order)
+        else:
+            self._drafting.discard(seq.order)
         if seq.order in self._begun:
-            self._controller.observe(seq.order, num_drafts, len(run) - 1)
+            self._controller.observe(seq.order, num_drafts, num_right, is_predicted=is_predicted)
             self._proposer.extend(seq.order, run)
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Take in the duration of a step of `num_tokens` tokens, none of them of a prompt."""
-        self._controller.observe_step(num_tokens, seconds)
+    def observe_step(
+        self, num_tokens: int, seconds: float, *, num_drafts: int, draft_s: float, pure: bool
+    ) -> None:
+        """Take in the time of a step, after its sequences were observed.
+
+        num_tokens:  that it computed, `num_drafts` of them drafts
+        draft_s:     to make its drafts, in addition to `seconds`
+        pure:        whether it computed no prompt
+        """
+        if num_drafts:
+            self.num_verify_steps += 1
+            self.verify_s += seconds
+        if pure:
+            self._controller.observe_step(num_tokens, seconds)
+        self.draft_s += draft_s
+        # A row's first drafts include what it missed while it had none, which others do not.
+        if draft_s and self._most_drafts and not self._has_begun_drafting:
+            self._controller.observe_drafting(self._most_drafts, draft_s)
+        self._most_drafts, self._has_begun_drafting = 0, False
 
     def end(self, seq: Sequence) -> None:
         """Forget a sequence that has ended."""
         if seq.order in self._begun:
             self._begun.remove(seq.order)
+            self._drafting.discard(seq.order)
             self._proposer.end(seq.order)
             self._controller.end(seq.order)
 
@@ -122,7 +198,7 @@ class Speculation:
         stops = seq.request.sampling.stop_token_ids
         usable: list[int] = []
         for token_id in draft_ids:
-            if (
+            if token_id != PENDING and (
                 not 0 <= token_id < self._vocab_size
                 or token_id in stops
                 or token_id in self._eos_token_ids
@@ -130,3 +206,9 @@ class Speculation:
                 break
             usable.append(int(token_id))
         return usable
+
+
+def _row_of(seq: Sequence) -> int:
+    if seq.row is None:
+        raise InvariantViolated(f"{seq.request.request_id} decodes without a row")
+    return seq.row

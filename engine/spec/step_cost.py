@@ -1,7 +1,8 @@
 """The measured time of a step by its number of tokens.
 
 One value for each number that occurred: the median of the newest measurements, which a single slow
-step does not move. Numbers between two measured ones are interpolated; beyond them, the nearest
+step does not move. More tokens never count as less time, which noise and old measurements would
+else suggest. Numbers between two measured ones are interpolated; beyond them, the nearest
 value is scaled by an assumed slope.
 """
 
@@ -21,7 +22,8 @@ class StepCost:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}  # never less than those of fewer tokens
+        self._medians: dict[int, float] = {}
         self._measured: list[int] = []  # numbers of tokens, ascending
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -33,7 +35,10 @@ class StepCost:
             insort(self._measured, num_tokens)
         samples = self._samples[num_tokens]
         samples.append(seconds)
-        self._seconds[num_tokens] = median(samples)
+        self._medians[num_tokens] = median(samples)
+        most = 0.0
+        for number in self._measured:
+            self._seconds[number] = most = max(most, self._medians[number])
 
     def seconds(self, num_tokens: int) -> float:
         """Return the time of a step, in units of a one-token step if nothing was measured."""

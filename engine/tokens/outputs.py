@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from remora.engine.sampling.logprobs import concat_logprobs, to_token_logprobs
+from remora.engine.spec.counts import NONE_VERIFIED
 from remora.engine.tokens.detokenizer import Detokenizer
 from remora.engine.tokens.stops import StopTexts
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -83,6 +84,8 @@ class _SequenceText:
         self._num_tokens = 0
         self._num_cached_tokens = 0
         self._queue_s = 0.0
+        self._drafts = NONE_VERIFIED
+        self._predicted = 0, 0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._token_ids: list[int] = []
@@ -96,6 +99,8 @@ class _SequenceText:
         """Take in one event, ignoring tokens after a stop string; return whether it is the last."""
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
         self._queue_s = event.queue_s
+        if any(event.predicted):  # a stop string ends the text before the engine's last event
+            self._predicted = event.predicted
         if self._wants_prompt_logprobs and event.token_ids:
             self._wants_prompt_logprobs = False
             self._prompt_logprobs = _prompt_lines(event)
@@ -103,6 +108,11 @@ class _SequenceText:
             self._hidden_states = event.hidden_states
         self._pooled = event.pooled
         num_taken = self._take_tokens(event)
+        if event.token_ids:
+            # A step's last token is no draft, and those after a stop string are no output.
+            num_cut = max(0, len(event.token_ids) - 1 - num_taken)
+            drafts = event.drafts
+            self._drafts = drafts._replace(num_accepted=drafts.num_accepted - num_cut)
         if event.logprobs is not None:
             self._logprobs += to_token_logprobs(event.logprobs)[:num_taken]
         if event.finish_reason is not None and not self.is_finished:
@@ -124,6 +134,8 @@ class _SequenceText:
             num_output_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,
             queue_s=self._queue_s,
+            drafts=self._drafts,
+            predicted=self._predicted,
         )
         self._token_ids, self._text, self._logprobs = [], "", []
         self._prompt_logprobs = None

@@ -18,11 +18,12 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.shard import Axis
 from remora.engine.protocols import QuantisedSource
-from remora.kernels.moe import multiplies_fp8
-from remora.kernels.quantised.device_formats import joined, to_format, to_fp8_blocks
+from remora.kernels.moe import multiplies
+from remora.kernels.moe_weights import StackableWeight, allocate_stack, write_rows
+from remora.kernels.quantised.device_formats import are_alike, joined, to_format, to_stackable
 from remora.kernels.quantised.parts import part
 from remora.kernels.quantised.quant_formats import (
-    BLOCK,
+    Fp4GroupWeight,
     Fp8BlockWeight,
     Fp8Weight,
     Int4Weight,
@@ -40,6 +41,8 @@ NAMES: Mapping[type, str] = {
     Fp8Weight: "fp8",
     Fp8BlockWeight: "fp8 in blocks",
 }
+UP, DOWN = 1, 2  # places among an expert's weights
+FP4_NAMES = {torch.float8_e8m0fnu: "mxfp4", torch.float8_e4m3fn: "nvfp4"}
 
 
 @torch.inference_mode()
@@ -68,13 +71,20 @@ def hold_quantised(
 
 def describe_quantised(model: DecoderModel) -> str:
     """Return how many layers hold which quantised weights; empty = there are none."""
-    held = Counter(NAMES[type(each)] for _, linear in model.linears() for each in linear.quantised)
-    if experts := sum(layer.quantised is not None for _, layer in model.experts()):
-        held[f"layers of experts in {NAMES[Fp8BlockWeight]}"] = experts
+    held = Counter(_name_of(each) for _, linear in model.linears() for each in linear.quantised)
+    for _, layer in model.experts():
+        if layer.quantised is not None:
+            held[f"layers of experts in {_name_of(layer.quantised[0])}"] += 1
     found = [f"{number} {name}" for name, number in held.most_common()]
     if model.dequantised:
         found.append(f"{len(model.dequantised)} dequantised")
     return ", ".join(found)
+
+
+def _name_of(weight: QuantisedWeight) -> str:
+    if isinstance(weight, Fp4GroupWeight):
+        return FP4_NAMES[weight.scales.dtype]
+    return NAMES[type(weight)]
 
 
 def _read(
@@ -94,43 +104,31 @@ def _read(
 
 def _read_experts(
     experts: Experts, weights: Sequence[Mapping[str, tuple[Axis, Axis]]], source: QuantisedSource
-) -> tuple[Fp8BlockWeight, Fp8BlockWeight] | None:
-    """Return a layer's shards of its experts; None = they are not float8 in blocks that fit."""
+) -> tuple[StackableWeight, StackableWeight] | None:
+    """Return a layer's shards of its experts; None = no format holds all of them."""
     number, device = len(weights), experts.device
     inner, hidden = (len(axis.held) for axis in next(iter(weights[0].values())))
-    if not multiplies_fp8(torch.device(device), inner):
-        return None
-    gate_up = _allocate_blocks(number, 2 * inner, hidden, device)
-    down = _allocate_blocks(number, hidden, inner, device)
-    places: dict[str, tuple[Fp8BlockWeight, tuple[Axis, Axis]]] = {}
-    for expert, axes in enumerate(weights):
-        gate, up = (_rows_of(gate_up, expert, first, inner) for first in (0, inner))
-        memory = (gate, up, _rows_of(down, expert, 0, hidden))
-        places |= {name: (of, axes[name]) for name, of in zip(axes, memory, strict=True)}
+    places = {
+        name: (expert, part, axes[name])
+        for expert, axes in enumerate(weights)
+        for part, name in enumerate(axes)
+    }
+    stacks: dict[bool, StackableWeight] = {}  # by whether it is `down`
     for name, kind in source.kinds(places):
-        to, axes_of = places[name]
-        blocks = to_fp8_blocks(_shard(kind, *axes_of))
-        if blocks is None:
+        expert, place, axes_of = places[name]
+        is_down = place == DOWN
+        held = to_stackable(_shard(kind, *axes_of))
+        if held is None or not multiplies(held, torch.device(device), inner):
             return None
-        to.values.copy_(blocks.values)
-        to.scales.copy_(blocks.scales)
-    return gate_up, down
-
-
-def _allocate_blocks(number: int, outputs: int, inputs: int, device: str) -> Fp8BlockWeight:
-    blocks = number, -(-outputs // BLOCK), -(-inputs // BLOCK)
-    return Fp8BlockWeight(
-        values=torch.empty(number, outputs, inputs, dtype=torch.float8_e4m3fn, device=device),
-        scales=torch.empty(blocks, device=device),
-    )
-
-
-def _rows_of(stack: Fp8BlockWeight, expert: int, first: int, count: int) -> Fp8BlockWeight:
-    """Return a view of some outputs of an expert, which begin with a block."""
-    blocks = slice(first // BLOCK, -(-(first + count) // BLOCK))
-    return Fp8BlockWeight(
-        values=stack.values[expert, first : first + count], scales=stack.scales[expert, blocks]
-    )
+        if is_down not in stacks:
+            outputs = hidden if is_down else 2 * inner
+            stacks[is_down] = allocate_stack(held, number, outputs, device)
+        if not are_alike(stacks[is_down], held):
+            return None
+        write_rows(stacks[is_down], expert, inner if place == UP else 0, held)
+    if type(stacks[False]) is not type(stacks[True]):
+        return None
+    return stacks[False], stacks[True]
 
 
 def _shard(kind: WeightKind, outputs: Axis, inputs: Axis) -> WeightKind | None:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
 FOLDER = "packed"  # in the cache directory
-VERSION = 1  # of files
+VERSION = 2  # of files
 CHUNK_BYTES = 2**20  # read and checked at a time, by one thread
 CHECK_BYTES = 4
 LEAST_BYTES = 64 * 1024  # of a product: less takes no time to pack

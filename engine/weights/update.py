@@ -106,15 +106,23 @@ class NewWeights:
         with filling(model, weights, show_progress=False, num_threads=num_threads) as fill:
             yield model, fill
 
+    def _below_roots(self, source: str) -> Path:
+        try:
+            path = Path(source).resolve()
+            if any(path.is_relative_to(root) for root in self._roots):
+                path.stat()
+                return path
+        except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+            raise ConfigError(f"{source!r} cannot be opened: {error}") from error
+        raise ConfigError(f"{source} is below none of model.weight_roots")
+
     def _read(self, source: str, load_format: str) -> Opened:
         if load_format not in LOAD_FORMATS:
             known = ", ".join((*LOAD_FORMATS, *self._loaders))
             raise ConfigError(f"load_format is {load_format!r}; this server allows {known}")
         if not self._roots:
             raise ConfigError("model.weight_roots is not set: no weights are read from files")
-        path = Path(source).resolve()
-        if not any(path.is_relative_to(root) for root in self._roots):
-            raise ConfigError(f"{source} is below none of model.weight_roots")
+        path = self._below_roots(source)
         loading = self._plan.loading
         if read_config(path, loading.config_overrides) != self._model:
             raise ConfigError(f"the config.json of {source} does not describe the served model")

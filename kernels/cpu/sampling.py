@@ -1,8 +1,8 @@
 """Native token sampling: `kernels/sampling.py` in one call for all rows.
 
-Results differ from the torch code by rounding alone. A draw can differ only where its uniform
-number lies within about 1e-6 (of the row's mass) of the boundary between two tokens, and a nucleus
-only where the mass up to its boundary is that close to top_p.
+Results differ from the torch code by rounding alone. A draw can differ only where the two least
+times of its race are within about 1e-6 of each other, and a nucleus only where the mass up to its
+boundary is that close to top_p.
 
 Legend: R rows, V vocabulary, K of the top.
 """
@@ -40,7 +40,7 @@ class NativeSampling:
         self,
         logits: Tensor,
         temperature: npt.NDArray[np.float32],
-        uniforms: npt.NDArray[np.float64],
+        keys: npt.NDArray[np.int64],
         *,
         top_k: npt.NDArray[np.int64],
         top_p: npt.NDArray[np.float64],
@@ -53,7 +53,7 @@ class NativeSampling:
         self._library.choose(
             *self._describe(logits),
             _address(temperature, np.float32, num_rows),
-            _address(uniforms, np.float64, num_rows),
+            _address(keys, np.int64, num_rows),
             _address(top_k, np.int64, num_rows),
             _address(top_p, np.float64, num_rows),
             _address(min_p, np.float32, num_rows),

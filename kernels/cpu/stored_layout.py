@@ -109,10 +109,10 @@ def scale_blocks(scales: Tensor) -> Tensor:
 
 
 def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library) -> Tensor:
-    """Arrange codes [C, k] as [panels, groups, bytes] in planes of some bits, the lowest first.
+    """Arrange codes [C, k] as [panels, groups, bytes] in planes of some bits.
 
-    A word of a plane of b bits holds 8 / b steps of k; the words of all planes that have the same
-    steps follow each other.
+    The first width is that of the lowest bits, which come last. A word of a plane of b bits holds
+    8 / b steps of k; the words of all planes that have the same steps follow each other.
     """
     steps = 8 // min(widths)
     units = codes.view(len(codes), -1, group // (4 * steps), steps, 4)
@@ -122,7 +122,7 @@ def planes(codes: Tensor, group: int, widths: tuple[int, ...], library: Library)
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
         words.append((digits << shifts).sum(4, dtype=torch.uint8))
         shift += bits
-    return _words(torch.cat(words, dim=3).flatten(2, 3), library)
+    return _words(torch.cat(words[::-1], dim=3).flatten(2, 3), library)
 
 
 def _words(words: Tensor, library: Library) -> Tensor:
@@ -204,13 +204,10 @@ def _of_blocks(type_name: str, *widths: int) -> Layout:
         parts = BlockWeight(blocks=blocks, type=type_name, size=(len(rows), kind.size[1])).split()
         is_signed = type.bits == 8 and library.has_tiles()
         codes = parts.codes ^ 128 if is_signed else parts.codes
-        codes = planes(codes, type.group, widths, library)
-        panels, num_blocks = len(codes), kind.size[1] // type.size
         levels = [scale_blocks(level) for level in parts.levels]
+        by_group = torch.cat((*levels, planes(codes, type.group, widths, library)), dim=2)
         by_block = [scale_blocks(number) for number in parts.numbers]
-        if levels:
-            by_block.append(torch.cat(levels, dim=2).view(panels, num_blocks, -1))
-        return torch.cat((*by_block, codes.view(panels, num_blocks, -1)), dim=2)
+        return torch.cat((*by_block, by_group.view(*by_block[0].shape[:2], -1)), dim=2)
 
     return Layout(holds, arrange)
 
@@ -219,7 +216,7 @@ def _is_mxfp4(kind: WeightKind) -> bool:
     """Whether scales are of 32 inputs and powers of two, or have no effect."""
     if not isinstance(kind, Float4Weight) or len(kind.shape) != 2:
         return False
-    scales, (n, k) = kind.scales, kind.shape
+    scales, (n, k) = kind.whole_scales, kind.shape
     if k != 32 * scales.shape[1]:
         return False
     is_zero = scales == 0
@@ -232,7 +229,7 @@ def _mxfp4_blocks(kind: WeightKind, rows: Tensor, library: Library) -> Tensor:
     assert isinstance(kind, Float4Weight)
     pairs = take(kind.values, rows, width=kind.values.shape[1])
     codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
-    halves = take(kind.scales, rows, width=kind.scales.shape[1]).float() / 2
+    halves = take(kind.whole_scales, rows, width=kind.scales.shape[1]) / 2
     exponents = (halves.view(torch.int32) >> 23).to(torch.uint8)
     return torch.cat((scale_blocks(exponents), planes(codes, 32, (4,), library)), dim=2)
 

@@ -3,7 +3,7 @@
 A row is divided into segments, one program each, so that even a single row fills the GPU. The
 division depends only on the vocabulary: a row's bits do not depend on other rows.
 
-`summarise` reads a row once and yields each block's greatest logit and mass. The caller derives a
+`summarise` reads a row once and yields facts of each block. The caller derives a
 bound from them, and `compact` collects the tokens that reach it: usually a few of each segment,
 which one program holds in registers and bisects. The bisection runs over integers in the order of
 the floats and jumps to values that occur, so it takes at most 32 steps. Flat rows with a wide
@@ -16,6 +16,7 @@ are read together.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,34 +45,57 @@ def num_segments(vocab_size: int) -> int:
     return -(-vocab_size // SEGMENT)
 
 
-def summarise(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the greatest logit and the mass of each block [R, S * SEGMENT / BLOCK] float32.
+@dataclass(frozen=True, slots=True)
+class Summaries:
+    """Facts of each block [R, S * SEGMENT / BLOCK].
+
+    maxima:   float32 greatest logit; NaN if the block holds one
+    masses:   float32 sum of exp((logit - greatest) / temperature)
+    times:    float32 least time in the race (`kernels/sampling.py`), as if the greatest weighed 1
+    winners:  int32 offset of the token that has it
+    """
+
+    maxima: Tensor
+    masses: Tensor
+    times: Tensor
+    winners: Tensor
+
+
+def summarise(
+    logits: Tensor, temperature: Tensor | None = None, keys: Tensor | None = None
+) -> Summaries:
+    """Summarise the blocks of rows.
 
     logits:       [R, V] float32, each row contiguous
-    temperature:  [R] float32; no mass where it is 0, nothing where it is below 0; None = 1
-
-    The mass is the sum of exp((logit - greatest) / temperature). A block with a NaN is a NaN.
+    temperature:  [R] float32; only maxima where it is 0, nothing where it is below 0; None = 1
+    keys:         [R] int64 of the races; None = times and winners are not written
     """
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     segments = num_segments(vocab_size)
     shape = num_rows, segments * (SEGMENT // BLOCK)
-    maxima = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    masses = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    maxima, masses, times = (
+        torch.empty(shape, dtype=torch.float32, device=logits.device) for _ in range(3)
+    )
+    winners = torch.empty(shape, dtype=torch.int32, device=logits.device)
     if num_rows > 0:
         summarise_kernel[(num_rows, segments)](
             logits,
             logits if temperature is None else temperature,
+            logits if keys is None else keys,
             maxima,
             masses,
+            times,
+            winners,
             vocab_size,
             logits.stride(0),
             HAS_TEMPERATURE=temperature is not None,
+            HAS_KEYS=keys is not None,
             BLOCKS=SEGMENT // BLOCK,
             BLOCK=BLOCK,
             **SEGMENT_OPTIONS,
         )
-    return maxima, masses
+    return Summaries(maxima, masses, times, winners)
 
 
 def compact(
@@ -116,11 +140,15 @@ def compact(
 def summarise_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
+    keys: tl.tensor,
     maxima: tl.tensor,
     masses: tl.tensor,
+    times: tl.tensor,
+    winners: tl.tensor,
     vocab_size: int,
     stride: int,
     HAS_TEMPERATURE: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -142,6 +170,14 @@ def summarise_kernel(
         distance_BE = tl.div_rn(x_BE, heat) - top_B[:, None]
         weight_BE = tl.where(x_BE > float("-inf"), tl.exp(distance_BE), 0.0)
         tl.store(masses + at_B, tl.sum(weight_BE, 1))
+        if HAS_KEYS:
+            number_BE = exponentials(tl.load(keys + row), id_BE)
+            time_BE = tl.where(weight_BE > 0, number_BE / weight_BE, float("inf"))
+            time_B = tl.min(time_BE, 1)
+            place_BE = tl.arange(0, BLOCK)[None, :]
+            place_BE = tl.where(time_BE == time_B[:, None], place_BE, BLOCK - 1)
+            tl.store(times + at_B, time_B)
+            tl.store(winners + at_B, tl.min(place_BE, 1))
 
 
 @triton.jit
@@ -204,6 +240,27 @@ def load_candidates(
 
 
 @triton.jit
+def exponentials(key: tl.tensor, id: tl.tensor) -> tl.tensor:
+    """Return an exponentially distributed number for each id; see `kernels/sampling.py`."""
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    bits = _mix32(_mix32(id.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
+    fraction = ((bits >> 1).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 2**31)
+    fraction = tl.minimum(fraction, 1 - 1.0 / 2**24)
+    # -log(1 - f). The device's logarithm has an absolute error, so small fractions take the series.
+    series = 1.0 / 6
+    for power in tl.static_range(5, 0, -1):
+        series = series * fraction + 1.0 / power
+    return tl.where(fraction < 1 / 16, series * fraction, -tl.log(1 - fraction))
+
+
+@triton.jit
+def _mix32(x: tl.tensor) -> tl.tensor:
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
 def image(x: tl.tensor) -> tl.tensor:
     """Return integers in the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
@@ -254,22 +311,3 @@ def kth_of_blocks(top_B: tl.tensor, count: tl.tensor, num_blocks: int) -> tl.ten
             else:
                 high = tl.max(tl.where(is_above_B, -0x7FFFFFFF, image_B), 0)
     return float_of(low)
-
-
-@triton.jit
-def pick(weight_E: tl.tensor, fraction: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Find where the running sum of weights [E], in float64, passes a fraction [] of its total.
-
-    Returns the index, always of a positive weight, and the point's position in it as a fraction.
-    """
-    E: tl.constexpr = weight_E.shape[0]
-    place_E = tl.arange(0, E)
-    is_weight_E = weight_E > 0
-    running_E = tl.cumsum(weight_E.to(tl.float64), 0)
-    target = fraction * tl.max(running_E, 0)
-    first = tl.min(tl.where(is_weight_E & (running_E > target), place_E, E), 0)
-    last = tl.max(tl.where(is_weight_E, place_E, 0), 0)
-    index = tl.where(first < E, first, last)
-    before = tl.max(tl.where(place_E < index, running_E, 0.0), 0)
-    passed = tl.max(tl.where(place_E <= index, running_E, 0.0), 0)
-    return index, (target - before) / (passed - before)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.gpu import linear_int4, linear_int8_groups
+from remora.kernels.gpu import linear_groups
 from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
 from remora.kernels.gpu.products import (
     MANY_ROWS,
@@ -38,8 +38,7 @@ from remora.kernels.quantised.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,
-    Int4Weight,
-    Int8GroupWeight,
+    GroupWeight,
     Int8Weight,
     QuantisedWeight,
 )
@@ -73,10 +72,8 @@ def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor)
     """Compute `linear_quant` into `y`."""
     if y.numel() == 0:
         return
-    if isinstance(weight, Int4Weight):
-        linear_int4.multiply(x, weight, bias, y)
-    elif isinstance(weight, Int8GroupWeight):
-        linear_int8_groups.multiply(x, weight, bias, y)
+    if isinstance(weight, GroupWeight):
+        linear_groups.multiply(x, weight, bias, y)
     elif isinstance(weight, Int8Weight):
         values, scales = quantise_rows(x, torch.int8)
         multiply_scaled(values, scales, weight.values, weight.scales, bias, y)

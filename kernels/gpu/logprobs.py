@@ -37,7 +37,8 @@ def token_logprobs(
     top_logprobs = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
     if num_rows == 0:
         return logprobs, ranks, top_ids, top_logprobs
-    maxima, masses = summarise(logits, None)
+    blocks = summarise(logits)
+    maxima, masses = blocks.maxima, blocks.masses
     bounds, normalisers = torch.empty_like(logprobs), torch.empty_like(logprobs)
     normalise_kernel[(num_rows,)](
         maxima,

@@ -5,10 +5,12 @@ with some columns of its expert's weight, transposed as in `products.py`. The fi
 gates and ups of the same columns together and writes the gated result; the second writes each
 pair's output to a row, and a last launch sums these in order.
 
-Legend, and suffixes of blocks: R rows of a block, C columns (outputs), K inputs of a block.
+Legend, and suffixes of blocks: R rows of a block, C columns (outputs), K inputs of a step.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -16,20 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
+from remora.kernels.gpu.groups import constants_of, operands_of, weight_bits
 from remora.kernels.gpu.moe_align import Blocks, align
+from remora.kernels.gpu.moe_sums import finished, fp8_sums, group_sums, plain_sums
 from remora.kernels.gpu.products import (
     GROUP,
     TileLaunch,
     launch_for,
-    load_rows,
-    load_weights,
     table,
     tile_of,
 )
 from remora.kernels.gpu.quantise import quantise_groups
 from remora.kernels.moe_rules import SILU, Gating
-from remora.kernels.moe_weights import Biases, ExpertWeight, values_of
-from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
+from remora.kernels.moe_weights import Biases, ExpertWeight, shape_of, values_of
+from remora.kernels.quantised.quant_formats import BLOCK, MAX_HALF, Fp8BlockWeight, GroupWeight
 
 # By rows of a block, for 16-bit elements; ups add as many columns as gates. Decode has few rows per
 # expert and is bound by reading weights: 16 KiB or more per stage. On Hopper three stages let a
@@ -53,7 +55,23 @@ FP8_LAUNCHES = table(
     TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
     but={Arch.SMALL: (TileLaunch(rows=64, columns=32, inputs=BLOCK, num_warps=8, num_stages=4),)},
 )
-WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
+# Weights in groups are decoded in registers; a block of inputs is a run of at most 128.
+_FEW_COLUMNS = TileLaunch(rows=64, columns=32, inputs=2 * MAX_HALF, num_warps=8, num_stages=4)
+GROUP_LAUNCHES = table(
+    TileLaunch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=5),
+    TileLaunch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=4),
+    TileLaunch(rows=64, columns=64, inputs=2 * MAX_HALF, num_warps=8, num_stages=5),
+    but={
+        Arch.AMPERE: (_FEW_COLUMNS,),
+        Arch.SMALL: (_FEW_COLUMNS,),
+        Arch.BLACKWELL: (
+            TileLaunch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=8, num_stages=4),
+        ),
+    },
+)
+# float32
+WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)
+WIDE_GROUP_LAUNCH = TileLaunch(rows=16, columns=16, inputs=128, num_warps=8, num_stages=2)
 INVARIANT_PAIRS = 24  # assumed per expert, so that invariant blocks do not depend on the batch
 COMBINED = 1024  # columns of a program that sums outputs
 
@@ -79,7 +97,7 @@ def moe(
     assert x.stride(1) == 1
     assert ids.is_contiguous()
     assert weights.is_contiguous()
-    experts, wide, hidden = values_of(gate_up).shape
+    experts, wide, hidden = shape_of(gate_up)
     launch = launch_of(x, INVARIANT_PAIRS * experts if invariant else ids.numel(), gate_up)
     blocks = align(ids, experts, first_expert, launch.rows)
     inner = torch.empty((blocks.num_rows, wide // 2), dtype=x.dtype, device=x.device)
@@ -97,7 +115,7 @@ def moe(
         experts,
         TOP_K=ids.shape[1],
         C=COMBINED,
-        num_warps=4,
+        num_warps=8,
         num_stages=1,
         enable_fp_fusion=True,
     )
@@ -105,9 +123,12 @@ def moe(
 
 def launch_of(x: Tensor, pairs: int, weight: ExpertWeight) -> TileLaunch:
     """Return the launch whose blocks hold 1.25 times the average pairs of an expert."""
-    if isinstance(weight, Tensor) and x.itemsize == 4:
-        return WIDE_LAUNCH
-    launches = FP8_LAUNCHES if isinstance(weight, Fp8BlockWeight) else LAUNCHES
+    is_grouped = isinstance(weight, GroupWeight)
+    if x.itemsize == 4 and not isinstance(weight, Fp8BlockWeight):
+        return WIDE_GROUP_LAUNCH if is_grouped else WIDE_LAUNCH
+    launches = GROUP_LAUNCHES if is_grouped else LAUNCHES
+    if isinstance(weight, Fp8BlockWeight):
+        launches = FP8_LAUNCHES
     return launch_for(launches, arch_of(x.device), pairs * 5 // 4 // len(values_of(weight)))
 
 
@@ -128,18 +149,21 @@ def multiply(
     """
     is_gated = gating is not None
     through = gating or SILU
-    w, scales, w_scales = values_of(weight), None, None
+    w, scales, bits = values_of(weight), None, values_of(weight).itemsize * 8
+    operands: tuple[Tensor | None, ...] = (None, None, None)
+    constants: dict[str, Any] = {"FORMAT": "plain", "K": launch.inputs, "GROUP_SIZE": 0}
     if isinstance(weight, Fp8BlockWeight):
         x, scales = quantise_groups(x)
-        w_scales = weight.scales
+        operands, constants["FORMAT"] = (weight.scales, None, None), "fp8"
+    elif isinstance(weight, GroupWeight):
+        operands, constants, bits = operands_of(weight), constants_of(weight), weight_bits(weight)
     columns, inputs = y.shape[1], x.shape[1]
     tiles = len(blocks.experts) * triton.cdiv(columns, launch.columns)
-    weight_bytes = w.itemsize * (2 if is_gated else 1)
     experts_kernel[(tiles,)](
         x,
         scales,
         w,
-        w_scales,
+        *operands,
         blocks.pairs,
         blocks.experts,
         bias,
@@ -148,6 +172,8 @@ def multiply(
         columns,
         inputs,
         x.stride(0),
+        w.shape[2],
+        0 if operands[0] is None else operands[0].shape[1],
         len(x),
         ids.numel(),
         ids.shape[1],
@@ -157,10 +183,10 @@ def multiply(
         LIMIT=through.limit,
         R=launch.rows,
         C=launch.columns,
-        K=launch.inputs,
         GROUP=GROUP,
-        IS_EVEN=inputs % launch.inputs == 0,
-        **launch.options(arch_of(x.device), x.itemsize, weight_bytes),
+        IS_EVEN=inputs % constants["K"] == 0,
+        **constants,
+        **launch.options(arch_of(x.device), x.itemsize, bits / 8 * (2 if is_gated else 1)),
     )
 
 
@@ -170,6 +196,8 @@ def experts_kernel(
     x_scales: tl.tensor | None,
     w: tl.tensor,
     w_scales: tl.tensor | None,
+    zeros: tl.tensor | None,
+    factors: tl.tensor | None,
     sorted_pairs: tl.tensor,
     block_experts: tl.tensor,
     bias: tl.tensor | None,
@@ -178,6 +206,8 @@ def experts_kernel(
     columns: int,
     inputs: int,
     x_stride: int,
+    w_stride: int,
+    groups: int,
     num_rows: int,
     num_pairs: int,
     top_k: int,
@@ -187,11 +217,13 @@ def experts_kernel(
     LIMIT: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
-    K: tl.constexpr,
     GROUP: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    K: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
 ) -> None:
-    """Program (tile)."""
+    """Program (tile); FORMAT is "plain", "fp8" in blocks, or one of groups."""
     from_row, from_column = tile_of(tl.program_id(0), num_blocks * R, columns, R, C, GROUP)
     expert = tl.load(block_experts + from_row // R).to(tl.int64)
     if expert < 0:
@@ -205,33 +237,25 @@ def experts_kernel(
     x_R = x + from_R.to(tl.int64) * x_stride
     column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
     parts: tl.constexpr = 2 if IS_GATED else 1
-    w_C = w + (expert * parts * columns + column_C) * inputs
-    scales = (expert * tl.cdiv(parts * columns, K) + from_column // K) * tl.cdiv(inputs, K)
-    up_C = w + (expert * parts * columns + columns + column_C) * inputs
-    up_scales = columns // K * tl.cdiv(inputs, K)
-    sum_CR = tl.full([C, R], 0.0, tl.float32)
-    up_CR = sum_CR
-    for block in range(0, inputs, K):
-        input_K = block + tl.arange(0, K)
-        x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
-        w_CK = load_weights(w_C, input_K, inputs, IS_EVEN)
-        if w_scales is None:
-            sum_CR = tl.dot(w_CK, x_KR, sum_CR, input_precision="ieee")
-            if IS_GATED:
-                w_CK = load_weights(up_C, input_K, inputs, IS_EVEN)
-                up_CR = tl.dot(w_CK, x_KR, up_CR, input_precision="ieee")
-        else:
-            at_scale = w_scales + scales + block // K
-            scale_R = tl.load(x_scales + block // K * num_rows + from_R)[None, :]
-            sum_CR += tl.dot(w_CK, x_KR) * (scale_R * tl.load(at_scale))
-            if IS_GATED:
-                w_CK = load_weights(up_C, input_K, inputs, IS_EVEN)
-                up_CR += tl.dot(w_CK, x_KR) * (scale_R * tl.load(at_scale + up_scales))
-    if bias is not None:
-        bias_C = bias + expert * parts * columns + column_C
-        sum_CR += tl.load(bias_C).to(tl.float32)[:, None]
-        if IS_GATED:
-            up_CR += tl.load(bias_C + columns).to(tl.float32)[:, None]
+    of_expert_C = expert * parts * columns + column_C
+    w_C = w + of_expert_C * w_stride
+    up_C = w + (of_expert_C + columns) * w_stride
+    if FORMAT == "plain":
+        sum_CR, up_CR = plain_sums(x_R, w_C, up_C, inputs, IS_GATED, K, IS_EVEN)
+    elif FORMAT == "fp8":
+        at = (expert * tl.cdiv(parts * columns, K) + from_column // K) * tl.cdiv(inputs, K)
+        up_at = at + columns // K * tl.cdiv(inputs, K)
+        sum_CR, up_CR = fp8_sums(
+            *(x_R, x_scales + from_R, w_C, up_C, w_scales + at, w_scales + up_at),
+            *(num_rows, inputs, IS_GATED, K, IS_EVEN),
+        )
+    else:
+        at_C = expert * groups * parts * columns + column_C
+        sum_CR, up_CR = group_sums(
+            *(x_R, w_C, up_C, w_scales, zeros, at_C, columns, inputs, groups),
+            *(IS_GATED, FORMAT, K, GROUP_SIZE, IS_EVEN),
+        )
+    sum_CR, up_CR = finished(sum_CR, up_CR, factors, bias, of_expert_C, columns, IS_GATED)
     if IS_GATED:
         sum_CR = through_gates(sum_CR, up_CR, SHARPNESS, OFFSET, LIMIT)
     store_rows(y, sum_CR, to_R, is_pair_R, from_column, columns, C)

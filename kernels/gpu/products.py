@@ -118,7 +118,7 @@ def run_product(
     launch: TileLaunch,
     grid: Grid,
     x: Tensor,
-    operands: Sequence[Tensor],
+    operands: Sequence[Tensor | None],
     bias: Tensor | None,
     y: Tensor,
     *,

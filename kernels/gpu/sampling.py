@@ -1,12 +1,12 @@
 """Triton kernels of `choose` in `kernels/sampling.py`, which specifies it.
 
 Four launches for any mix of rows, without reading anything back:
-1. `summarise` reads the logits once.
-2. `bound_kernel`, one program per row, finishes greedy rows and draws from all tokens; for other
-   rows it derives a bound of the candidates from the row's blocks.
+1. `summarise` reads the logits once, and lets the tokens of each block race.
+2. `bound_kernel`, one program per row, finishes greedy rows, and rows without filters by a race of
+   the blocks' winners; for other rows it derives a bound of the candidates from the row's blocks.
 3. `compact` collects the candidates of the unfinished rows.
 4. `draw_kernel`, one program per row, bisects the candidates for the threshold of all filters and
-   draws one at or above it, in the order of ids.
+   lets those at or above it race.
 
 A bound is at or below the threshold: for top-k the k-th greatest block maximum; for top-p the
 logit at which (1 - p) of the mass would be spread equally over all tokens, since tokens below it
@@ -29,13 +29,13 @@ from remora.kernels.gpu.candidates import (
     TILE_OPTIONS,
     amounts_from,
     compact,
+    exponentials,
     float_of,
     image,
     kth_of_blocks,
     load_candidates,
     midway,
     num_segments,
-    pick,
     summarise,
     tile_shape,
 )
@@ -48,7 +48,7 @@ ALL_BANNED = tl.constexpr(sampling.ALL_BANNED)
 def choose(
     logits: Tensor,
     temperature: Tensor,
-    uniforms: Tensor,
+    keys: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
@@ -59,29 +59,32 @@ def choose(
     chosen = torch.empty((2, num_rows), dtype=torch.int64, device=device)
     if num_rows == 0:
         return chosen
-    maxima, masses = summarise(logits, temperature)
+    blocks = summarise(logits, temperature, keys)
     bests = torch.empty(num_rows, dtype=torch.float32, device=device)
     totals = torch.empty(num_rows, dtype=torch.float64, device=device)
     bounds = torch.empty(num_rows, dtype=torch.float32, device=device)
-    rows = (logits, temperature, uniforms, top_k, top_p, min_p)
+    rows = (logits, temperature, top_k, top_p, min_p)
     bound_kernel[(num_rows,)](
         *rows,
-        maxima,
-        masses,
+        blocks.maxima,
+        blocks.masses,
+        blocks.times,
+        blocks.winners,
         chosen,
         bests,
         totals,
         bounds,
         vocab_size,
-        maxima.shape[1],
+        blocks.maxima.shape[1],
         logits.stride(0),
-        BLOCKS=triton.next_power_of_2(maxima.shape[1]),
+        BLOCKS=triton.next_power_of_2(blocks.maxima.shape[1]),
         E=BLOCK,
         **ROW_OPTIONS,
     )
     offsets, counts, _ = compact(logits, temperature, bounds, None)
     draw_kernel[(num_rows,)](
         *rows,
+        keys,
         bests,
         totals,
         bounds,
@@ -100,12 +103,13 @@ def choose(
 def bound_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
-    uniforms: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
     min_p: tl.tensor,
     maxima: tl.tensor,
     masses: tl.tensor,
+    times: tl.tensor,
+    winners: tl.tensor,
     ids: tl.tensor,
     bests: tl.tensor,
     totals: tl.tensor,
@@ -135,8 +139,7 @@ def bound_kernel(
     best_B = tl.load(maxima + at_B, mask=is_block_B, other=float("-inf"))
     best, fault = _best_of(best_B)
     tl.store(faults + row, fault)
-    block = tl.min(tl.where(best_B == best, block_B, BLOCKS - 1), 0)
-    id_E = block * E + tl.arange(0, E)
+    id_E = tl.min(tl.where(best_B == best, block_B, BLOCKS - 1), 0) * E + tl.arange(0, E)
     x_E = tl.load(logits + id_E, mask=id_E < vocab_size, other=float("-inf"))
     # Stay within the vocabulary even for rows without a maximum (NaN).
     chosen = tl.minimum(tl.min(tl.where(x_E == best, id_E, vocab_size), 0), vocab_size - 1)
@@ -150,7 +153,9 @@ def bound_kernel(
         total = tl.sum(mass_B, 0)
         count, nucleus, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
         if (count <= 0) & (nucleus >= 1) & (least <= 0):
-            chosen = _draw_from_blocks(logits, mass_B, tl.load(uniforms + row), heat, vocab_size, E)
+            time_B = tl.load(times + at_B, mask=is_block_B, other=float("inf"))
+            block = _winner(time_B, share_B)
+            chosen = block * E + tl.load(winners + row * num_blocks + block)
         else:
             bound = top + tl.log(least)
             if count > 0:
@@ -178,32 +183,21 @@ def _best_of(best_B: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def _draw_from_blocks(
-    logits: tl.tensor,
-    mass_B: tl.tensor,
-    uniform: tl.tensor,
-    heat: tl.tensor,
-    vocab_size: int,
-    E: tl.constexpr,
-) -> tl.tensor:
-    """Draw an id from a whole row: first the block, then the place in the block."""
-    block, fraction = pick(mass_B, uniform)
-    id_E = block * E + tl.arange(0, E)
-    x_E = tl.load(logits + id_E, mask=id_E < vocab_size, other=float("-inf"))
-    scaled_E = tl.div_rn(x_E, heat)
-    # Relative to the block's maximum: relative to the row's, all weights may underflow.
-    weight_E = tl.exp(scaled_E - tl.max(scaled_E, 0))
-    return block * E + pick(weight_E, fraction)[0]
+def _winner(time_B: tl.tensor, share_B: tl.tensor) -> tl.tensor:
+    """Return the first block with the least time [] for its share of the greatest weight."""
+    time_B = tl.where(share_B > 0, time_B / share_B, float("inf"))
+    block_B = tl.arange(0, time_B.shape[0])
+    return tl.min(tl.where(time_B == tl.min(time_B, 0), block_B, time_B.shape[0] - 1), 0)
 
 
 @triton.jit
 def draw_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
-    uniforms: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
     min_p: tl.tensor,
+    keys: tl.tensor,
     bests: tl.tensor,
     totals: tl.tensor,
     bounds: tl.tensor,
@@ -255,40 +249,24 @@ def draw_kernel(
             is_on = low < high
         total = kept
     threshold = tl.maximum(float_of(low), top + tl.log(tl.load(min_p + row)))
-    mass_S = _masses(first_SW, top, threshold)
-    for first in range(W, most, W):
-        scaled_SW = load_candidates(logits, offsets, count_S, heat, first, E, W)[0]
-        mass_S += _masses(scaled_SW, top, threshold)
-    segment, fraction = pick(mass_S, tl.load(uniforms + row))
-    offsets += segment * E
-    chosen = _draw_from_segment(
-        logits + segment * E, offsets, tl.load(counts + segment), fraction, heat, top, threshold, E
-    )
-    tl.store(ids + row, segment * E + chosen)
+    key = tl.load(keys + row)
+    least, chosen = tl.full([], float("inf"), tl.float32), tl.full([], 0, tl.int32)
+    for first in range(0, most, W):
+        scaled_SW, id_SW = load_candidates(logits, offsets, count_S, heat, first, E, W)
+        time, winner = _race(scaled_SW, id_SW, key, top, threshold)
+        is_sooner = (time < least) | ((time == least) & (winner < chosen))
+        chosen = tl.where(is_sooner, winner, chosen)
+        least = tl.minimum(least, time)
+    tl.store(ids + row, chosen)
 
 
 @triton.jit
-def _draw_from_segment(
-    logits: tl.tensor,
-    offsets: tl.tensor,
-    count: tl.tensor,
-    fraction: tl.tensor,
-    heat: tl.tensor,
-    top: tl.tensor,
-    threshold: tl.tensor,
-    E: tl.constexpr,
-) -> tl.tensor:
-    """Draw one of a segment's candidates; `logits` and `offsets` point to the segment."""
-    place_E = tl.arange(0, E)
-    offset_E = tl.load(offsets + place_E, mask=place_E < count, other=0).to(tl.int32)
-    x_E = tl.load(logits + offset_E, mask=place_E < count, other=float("-inf"))
-    scaled_E = tl.div_rn(x_E, heat)
-    weight_E = tl.where(scaled_E >= threshold, tl.exp(scaled_E - top), 0.0)
-    index = pick(weight_E, fraction)[0]
-    return tl.sum(tl.where(place_E == index, offset_E, 0), 0)
-
-
-@triton.jit
-def _masses(scaled_SW: tl.tensor, top: tl.tensor, threshold: tl.tensor) -> tl.tensor:
+def _race(
+    scaled_SW: tl.tensor, id_SW: tl.tensor, key: tl.tensor, top: tl.tensor, threshold: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the least time [] of candidates at or above the threshold, and whose it is."""
     weight_SW = tl.where(scaled_SW >= threshold, tl.exp(scaled_SW - top), 0.0)
-    return tl.sum(weight_SW, 1).to(tl.float64)
+    time_SW = tl.where(weight_SW > 0, exponentials(key, id_SW) / weight_SW, float("inf"))
+    time = tl.min(tl.min(time_SW, 1), 0)
+    first = tl.min(tl.min(tl.where(time_SW == time, id_SW, 0x7FFFFFFF), 1), 0)
+    return time, first

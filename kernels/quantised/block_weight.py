@@ -44,6 +44,7 @@ class BlockType:
     zero:       the code that stands for 0, before a least is taken off; 0 with a table
     split:      divides blocks [B, bytes] as if each was a row
     table:      what codes stand for, if it is not their difference from `zero`
+    starts:     bytes of a block where its float16 numbers begin
     """
 
     size: int
@@ -53,6 +54,7 @@ class BlockType:
     zero: int
     split: Callable[[Tensor], BlockParts]
     table: tuple[int, ...] = ()
+    starts: tuple[int, ...] = (0,)
 
     def numbers(self, codes: Tensor) -> Tensor:
         """Return what codes stand for, before they are multiplied, in float32."""
@@ -86,6 +88,15 @@ class BlockWeight(WeightKind):
                 f"{self.blocks.dtype} {list(self.blocks.shape)} are not {self.type} blocks "
                 f"of a weight {list(self.size)}"
             )
+
+    def check_scales(self) -> None:
+        """Raise ValueError if a block's scale or least is infinite or not a number."""
+        type = BLOCK_TYPES[self.type]
+        blocks = self.blocks.view(-1, type.num_bytes)
+        for start in type.starts:
+            # All bits of the exponent, which are in the upper byte.
+            if (blocks[:, start + 1] & 0x7C == 0x7C).any():
+                raise ValueError("a scale is infinite or not a number")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -248,15 +259,15 @@ def _split_iq4_xs(blocks: Tensor) -> BlockParts:
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCK_TYPES = {
     "Q4_0": BlockType(32, 18, 32, 4, 8, _split_q4_0),
-    "Q4_1": BlockType(32, 20, 32, 4, 0, _split_q4_1),
+    "Q4_1": BlockType(32, 20, 32, 4, 0, _split_q4_1, starts=(0, 2)),
     "Q5_0": BlockType(32, 22, 32, 5, 16, _split_q5_0),
-    "Q5_1": BlockType(32, 24, 32, 5, 0, _split_q5_1),
+    "Q5_1": BlockType(32, 24, 32, 5, 0, _split_q5_1, starts=(0, 2)),
     "Q8_0": BlockType(32, 34, 32, 8, 128, _split_q8_0),
-    "Q2_K": BlockType(256, 84, 16, 2, 0, _split_q2_k),
-    "Q3_K": BlockType(256, 110, 16, 3, 4, _split_q3_k),
-    "Q4_K": BlockType(256, 144, 32, 4, 0, _split_q4_k),
-    "Q5_K": BlockType(256, 176, 32, 5, 0, _split_q5_k),
-    "Q6_K": BlockType(256, 210, 16, 6, 32, _split_q6_k),
+    "Q2_K": BlockType(256, 84, 16, 2, 0, _split_q2_k, starts=(80, 82)),
+    "Q3_K": BlockType(256, 110, 16, 3, 4, _split_q3_k, starts=(108,)),
+    "Q4_K": BlockType(256, 144, 32, 4, 0, _split_q4_k, starts=(0, 2)),
+    "Q5_K": BlockType(256, 176, 32, 5, 0, _split_q5_k, starts=(0, 2)),
+    "Q6_K": BlockType(256, 210, 16, 6, 32, _split_q6_k, starts=(208,)),
     "IQ4_NL": BlockType(32, 18, 32, 4, 0, _split_q4_0, IQ4_LEVELS),
     "IQ4_XS": BlockType(256, 136, 32, 4, 0, _split_iq4_xs, IQ4_LEVELS),
 }

@@ -13,23 +13,34 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from remora.kernels.moe_weights import StackableWeight
 from remora.kernels.quantised.int4 import pack_int4
 from remora.kernels.quantised.quant_formats import (
     BLOCK,
     MAX_HALF,
+    Fp4GroupWeight,
     Fp8BlockWeight,
     Fp8Weight,
+    GroupWeight,
     Int4Weight,
     Int8GroupWeight,
     Int8Weight,
     QuantisedWeight,
+    in_runs,
+    tensors_of,
 )
-from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import (
+    Float4Weight,
+    Float8Weight,
+    IntWeight,
+    WeightKind,
+)
 
 INT4_BITS, MAX_ZERO = 4, 16
 RUN = 2 * MAX_HALF  # larger groups are multiples of it
 SMALL_GROUPS = (MAX_HALF, MAX_HALF // 2)
-Grouped = Int4Weight | Int8GroupWeight
+FP4_GROUPS = (32, 16)
+FP4_SCALES = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
 
 
 def to_format(kind: WeightKind) -> QuantisedWeight | None:
@@ -38,7 +49,24 @@ def to_format(kind: WeightKind) -> QuantisedWeight | None:
         return _to_int4(kind) if kind.bits <= INT4_BITS else _to_int8(kind) or _to_int8_groups(kind)
     if isinstance(kind, Float8Weight):
         return _to_fp8(kind)
+    if isinstance(kind, Float4Weight):
+        return _to_fp4(kind)
     return None
+
+
+def to_stackable(kind: WeightKind | None) -> StackableWeight | None:
+    """Convert an expert's weight [O, I] to what `moe` multiplies; None = no format holds it.
+
+    Integers are in groups, whose inputs must be in order.
+    """
+    found: StackableWeight | None
+    if isinstance(kind, IntWeight):
+        found = _to_int4(kind) if kind.bits <= INT4_BITS else _to_int8_groups(kind)
+    elif isinstance(kind, Float4Weight):
+        found = _to_fp4(kind)
+    else:
+        found = to_fp8_blocks(kind)
+    return None if isinstance(found, GroupWeight) and found.order is not None else found
 
 
 def to_fp8_blocks(kind: WeightKind | None) -> Fp8BlockWeight | None:
@@ -159,6 +187,24 @@ def _to_fp8(kind: Float8Weight) -> Fp8Weight | Fp8BlockWeight | None:
     return Fp8Weight(values=kind.values.contiguous(), scales=scales.contiguous())
 
 
+def _to_fp4(kind: Float4Weight) -> Fp4GroupWeight | None:
+    if len(kind.shape) != 2 or kind.scales.dtype not in FP4_SCALES:
+        return None
+    given = kind.shape[1] // kind.scales.shape[1]
+    size = next((size for size in FP4_GROUPS if given % size == 0), None)
+    if size is None:
+        return None
+    codes = torch.stack((kind.values & 15, kind.values >> 4), dim=2).flatten(1)
+    scales = kind.scales.view(torch.uint8).repeat_interleave(given // size, 1).T.contiguous()
+    return Fp4GroupWeight(
+        values=in_runs(codes, MAX_HALF),
+        scales=scales.view(kind.scales.dtype),
+        factors=None if kind.factors is None else kind.factors.contiguous(),
+        inputs=kind.shape[1],
+        group_size=size,
+    )
+
+
 def _join(one: QuantisedWeight, other: QuantisedWeight) -> QuantisedWeight | None:
     """Return one weight with the outputs of both; None = they cannot be one."""
     values, scales = (one.values, other.values), (one.scales, other.scales)
@@ -169,18 +215,21 @@ def _join(one: QuantisedWeight, other: QuantisedWeight) -> QuantisedWeight | Non
             return Fp8Weight(values=torch.cat(values), scales=torch.cat(scales))
         case Fp8BlockWeight(), Fp8BlockWeight() if len(one.values) % BLOCK == 0:
             return Fp8BlockWeight(values=torch.cat(values), scales=torch.cat(scales))
-    if isinstance(one, Grouped) and isinstance(other, Grouped) and _are_alike(one, other):
-        return replace(
-            one,
-            values=torch.cat(values),
-            scales=torch.cat(scales, dim=1),
-            zeros=torch.cat((one.zeros, other.zeros), dim=1),
-        )
+    if isinstance(one, GroupWeight) and isinstance(other, GroupWeight) and are_alike(one, other):
+        others, axes = tensors_of(other), {"values": 0, "factors": 0, "scales": 1, "zeros": 1}
+        both = {
+            name: torch.cat((tensor, others[name]), dim=axes[name])
+            for name, tensor in tensors_of(one).items()
+            if name in axes
+        }
+        return replace(one, **both)  # type: ignore[arg-type]
     return None
 
 
-def _are_alike(one: Grouped, other: Grouped) -> bool:
-    """Return whether two weights differ in nothing but outputs."""
+def are_alike(one: StackableWeight, other: StackableWeight) -> bool:
+    """Return whether two weights, or a weight and a stack, differ in numbers and outputs only."""
+    if not isinstance(one, GroupWeight) or not isinstance(other, GroupWeight):
+        return type(one) is type(other)
     if one.order is None or other.order is None:
         is_same_order = one.order is other.order
     else:
@@ -188,7 +237,7 @@ def _are_alike(one: Grouped, other: Grouped) -> bool:
     return (
         is_same_order
         and type(one) is type(other)
-        and one.group_size == other.group_size
-        and one.values.shape[1] == other.values.shape[1]
+        and tensors_of(one).keys() == tensors_of(other).keys()
+        and (one.group_size, one.inputs) == (other.group_size, other.inputs)
         and one.scales.dtype == other.scales.dtype
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remora.kernels.quantised.quant_formats import MAX_HALF, Int4Weight
+from remora.kernels.quantised.quant_formats import MAX_HALF, Int4Weight, in_runs
 
 NIBBLES = 8  # per word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble of a word, from its lowest bits on
@@ -36,11 +36,8 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor, *, group_size: int)
     groups = -(-inputs // group_size)
     if scales.shape != (groups, outputs) or zeros.shape != scales.shape:
         raise ValueError(f"scales are {list(scales.shape)}; expected [{groups}, {outputs}]")
-    half = min(MAX_HALF, group_size)
-    padded = torch.nn.functional.pad(values, (0, -inputs % (2 * half)))
-    low, high = padded.view(outputs, -1, 2, half).unbind(2)
     return Int4Weight(
-        values=(low | high << 4).flatten(1).contiguous(),
+        values=in_runs(values, min(MAX_HALF, group_size)),
         scales=scales.contiguous(),
         zeros=zeros.to(torch.uint8).contiguous(),
         inputs=inputs,

@@ -4,7 +4,8 @@
   sums; scales of rows and outputs are applied to the sum.
 - float8 in blocks of 128 x 128 with rows in groups of 128 (DeepSeek-V3, arXiv:2412.19437): scales
   are applied to the sum of each 128 inputs.
-- int4 and int8 in groups of inputs: rows are not quantised, weights are (q - zero) * scale.
+- int4, int8 and float4 in groups of inputs: rows are not quantised, weights are (q - zero) * scale
+  or numbers of four bits * scale (MXFP4, NVFP4).
 
 The torch code specifies the kernels of `gpu/` and is the fallback. Knows no checkpoints; `int4.py`
 knows the bit layouts of int4 checkpoints.
@@ -23,8 +24,10 @@ from torch import Tensor
 from remora.kernels.dispatch import by_triton
 from remora.kernels.quantised.quant_formats import (
     GROUP,
+    Fp4GroupWeight,
     Fp8BlockWeight,
     Fp8Weight,
+    GroupWeight,
     Int4Weight,
     Int8GroupWeight,
     Int8Weight,
@@ -53,7 +56,7 @@ def linear_quant(
     Raises ValueError where shapes do not fit.
     """
     outputs, inputs = weight.values.shape
-    inputs = weight.inputs if isinstance(weight, Int4Weight) else inputs
+    inputs = weight.inputs if isinstance(weight, GroupWeight) else inputs
     if x.shape[1:] != (inputs,):
         raise ValueError(f"rows of {list(x.shape[1:])} for a weight of {inputs} inputs")
     if out is None:
@@ -65,7 +68,7 @@ def linear_quant(
     if by_triton(x.device):
         from remora.kernels.gpu import linear_quant as kernels
 
-        if isinstance(weight, Int4Weight | Int8GroupWeight) and weight.order is not None:
+        if isinstance(weight, GroupWeight) and weight.order is not None:
             x = x.index_select(1, weight.order)
         kernels.multiply(x, weight, bias, out)
         return out
@@ -99,7 +102,7 @@ def linear_quant_reference(
             values, scales = quantise_fp8_groups_reference(x)
             of_inputs = scales.T.repeat_interleave(GROUP, 1)[:, : values.shape[1]]
             rows = values.float() * of_inputs
-        case Int4Weight() | Int8GroupWeight():
+        case Int4Weight() | Int8GroupWeight() | Fp4GroupWeight():
             rows = x.float()
     product = F.linear(rows, weight.dequantised(), None if bias is None else bias.float())
     return product.to(x.dtype)

@@ -10,7 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from remora.kernels.quantised.weight_kinds import Float8Weight, IntWeight, WeightKind
+from remora.kernels.quantised.weight_kinds import (
+    Float4Weight,
+    Float8Weight,
+    IntWeight,
+    WeightKind,
+)
 
 
 def part(kind: WeightKind, outputs: range, inputs: range) -> WeightKind | None:
@@ -24,6 +29,8 @@ def part(kind: WeightKind, outputs: range, inputs: range) -> WeightKind | None:
         return _part_of_ints(kind, outputs, inputs)
     if isinstance(kind, Float8Weight) and len(kind.shape) == 2:
         return _part_of_floats(kind, outputs, inputs)
+    if isinstance(kind, Float4Weight) and len(kind.shape) == 2:
+        return _part_of_halves(kind, outputs, inputs)
     return None
 
 
@@ -54,6 +61,21 @@ def _part_of_floats(kind: Float8Weight, outputs: range, inputs: range) -> Float8
         values=kind.values[_slice(outputs), _slice(inputs)],
         scales=kind.scales[of_rows][:, of_columns],
         block=(high, wide),
+    )
+
+
+def _part_of_halves(kind: Float4Weight, outputs: range, inputs: range) -> Float4Weight | None:
+    """Return a part in groups that divide each one's beginning; None = it begins in a byte."""
+    size = kind.shape[1] // kind.scales.shape[1]
+    group = math.gcd(size, inputs.start, inputs.stop)
+    if group % 2:
+        return None
+    rows = _slice(outputs)
+    of_columns = torch.arange(inputs.start, inputs.stop, group) // size
+    return Float4Weight(
+        values=kind.values[rows, inputs.start // 2 : inputs.stop // 2],
+        scales=kind.scales[rows][:, of_columns],
+        factors=None if kind.factors is None else kind.factors[rows],
     )
 
 

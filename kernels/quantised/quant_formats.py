@@ -10,9 +10,11 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from remora.kernels.quantised.weight_kinds import E2M1
+
 GROUP = 128  # inputs that share a scale in `quantise_fp8_groups`
 BLOCK = GROUP  # outputs and inputs that share a scale in `Fp8BlockWeight`
-MAX_HALF = 64  # most inputs of half a run in `Int4Weight`
+MAX_HALF = 64  # most inputs of half a run, see `in_runs`
 MAX_INT8, MAX_FP8 = 127.0, 448.0  # largest values; float8_e4m3fn has no infinity
 MIN_AMAX = 1e-10  # lower bound of a row's largest magnitude, so that a scale is never zero
 
@@ -71,14 +73,12 @@ class Fp8BlockWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Weight:
-    """A 4-bit weight with a scale and a zero point for each group of inputs.
+    """A 4-bit weight, or a stack of E experts' weights, with scales and zero points of groups.
 
-    values:  [O, bytes] uint8, made by `int4.pack_int4`. Inputs form runs of two halves of
-             h = min(64, group_size) each; byte j of a run holds input j in its low bits and input
-             h + j in its high bits, so a kernel splits a block of bytes into two blocks of
-             consecutive inputs.
-    scales:  [G, O] of any float type
-    zeros:   [G, O] uint8
+    values:  [*E, O, bytes] uint8, made by `int4.pack_int4`: nibbles in the order of `in_runs`, with
+             halves of min(64, group_size) inputs
+    scales:  [*E, G, O] of any float type
+    zeros:   [*E, G, O] uint8
     inputs:  I; the last run is padded
     order:   [I] int64, the input that each stored one is; None = they are in order
     """
@@ -96,21 +96,18 @@ class Int4Weight:
         return min(MAX_HALF, self.group_size)
 
     def dequantised(self) -> Tensor:
-        """Return the weight [O, I] in float32."""
-        runs = self.values.view(len(self.values), -1, self.half)
-        values = torch.stack((runs & 15, runs >> 4), dim=2).flatten(1)[:, : self.inputs]
-        group = torch.arange(self.inputs, device=values.device) // self.group_size
-        plain = (values.float() - self.zeros[group].T.float()) * self.scales[group].T.float()
-        return plain if self.order is None else plain[:, self.order.argsort()]
+        """Return the weight [*E, O, I] in float32."""
+        codes = from_runs(self.values, self.half)[..., : self.inputs].float()
+        return _plain(codes, self.scales, self.zeros, self.group_size, self.order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8GroupWeight:
-    """An 8-bit weight with a scale and a zero point for each group of inputs.
+    """An 8-bit weight, or a stack of E experts' weights, with scales and zero points of groups.
 
-    values:  [O, I] uint8
-    scales:  [G, O] of any float type
-    zeros:   [G, O] uint8
+    values:  [*E, O, I] uint8
+    scales:  [*E, G, O] of any float type
+    zeros:   [*E, G, O] uint8
     group_size:  32, 64 or a multiple of 128; the last group may be smaller
     order:   [I] int64, the input that each stored one is; None = they are in order
     """
@@ -121,15 +118,88 @@ class Int8GroupWeight:
     group_size: int
     order: Tensor | None = None
 
+    @property
+    def inputs(self) -> int:
+        """The inputs I."""
+        return self.values.shape[-1]
+
+    @property
+    def half(self) -> int:
+        """The inputs that are multiplied at a time, which are of one group."""
+        return min(MAX_HALF, self.group_size)
+
     def dequantised(self) -> Tensor:
-        """Return the weight [O, I] in float32."""
-        group = torch.arange(self.values.shape[1], device=self.values.device) // self.group_size
-        plain = self.values.float() - self.zeros[group].T.float()
-        plain *= self.scales[group].T.float()
-        return plain if self.order is None else plain[:, self.order.argsort()]
+        """Return the weight [*E, O, I] in float32."""
+        return _plain(self.values.float(), self.scales, self.zeros, self.group_size, self.order)
 
 
-QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | Int4Weight | Int8GroupWeight
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp4GroupWeight:
+    """A weight of 4-bit floats (e2m1), or a stack of E experts' weights, with scales of groups.
+
+    values:   [*E, O, bytes] uint8, nibbles in the order of `in_runs` with halves of 64 inputs
+    scales:   [*E, G, O] float8_e8m0fnu (MXFP4) or float8_e4m3fn (NVFP4)
+    factors:  [*E, O] float32, multiplied with the scales of an output; None = 1
+    inputs:   I; the last run is padded
+    group_size: 16 or 32
+    """
+
+    values: Tensor
+    scales: Tensor
+    factors: Tensor | None
+    inputs: int
+    group_size: int
+
+    order = None
+    half = MAX_HALF
+
+    def dequantised(self) -> Tensor:
+        """Return the weight [*E, O, I] in float32."""
+        codes = from_runs(self.values, self.half)[..., : self.inputs].int()
+        values = torch.tensor(E2M1, device=codes.device)[codes & 7]
+        values = torch.where(codes > 7, -values, values)
+        scales = self.scales.float()
+        if self.factors is not None:
+            scales = scales * self.factors[..., None, :]
+        return values * _of_inputs(scales, self.group_size, self.inputs)
+
+
+GroupWeight = Int4Weight | Int8GroupWeight | Fp4GroupWeight
+QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | GroupWeight
+
+
+def in_runs(codes: Tensor, half: int) -> Tensor:
+    """Pack 4-bit codes [..., I] uint8 into bytes.
+
+    Inputs form runs of two halves of `half` each; byte j of a run holds input j in its low bits and
+    input half + j in its high bits, so a kernel splits a block of bytes into two blocks of
+    consecutive inputs. The last run is padded with zeros.
+    """
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % (2 * half)))
+    low, high = padded.view(*codes.shape[:-1], -1, 2, half).unbind(-2)
+    return (low | high << 4).flatten(-2).contiguous()
+
+
+def from_runs(packed: Tensor, half: int) -> Tensor:
+    """Return the codes of `in_runs`, with their padding."""
+    runs = packed.view(*packed.shape[:-1], -1, half)
+    return torch.stack((runs & 15, runs >> 4), dim=-2).flatten(-3)
+
+
+def _plain(
+    codes: Tensor, scales: Tensor, zeros: Tensor, group_size: int, order: Tensor | None
+) -> Tensor:
+    """Return integers in groups [*E, O, I] in float32."""
+    inputs = codes.shape[-1]
+    plain = codes - _of_inputs(zeros.float(), group_size, inputs)
+    plain *= _of_inputs(scales.float(), group_size, inputs)
+    return plain if order is None else plain[..., order.argsort()]
+
+
+def _of_inputs(of_groups: Tensor, group_size: int, inputs: int) -> Tensor:
+    """Return values of groups [*E, G, O] for each input, [*E, O, I]."""
+    group = torch.arange(inputs, device=of_groups.device) // group_size
+    return of_groups[..., group, :].transpose(-1, -2)
 
 
 def tensors_of(weight: QuantisedWeight) -> dict[str, Tensor]:

@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 AT_ONCE = 1 << 22  # weights that are dequantised at a time
+_CHECKED_AT_ONCE = 2**19  # groups of 8 bytes
+_EACH_BYTE = 0x0101010101010101
+_HIGHEST_BITS = 0x80 * _EACH_BYTE - 2**64  # as a signed number
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -91,10 +94,8 @@ class IntWeight(WeightKind):
     def __post_init__(self) -> None:
         """Raise ValueError unless the tensors fit together."""
         _check_codes(self.codes, torch.uint8, torch.int8)
-        if self.codes.dtype == torch.int8 and self.bits < 8 and self.codes.numel():
-            least, most = (int(edge) for edge in self.codes.aminmax())
-            if least < -(1 << self.bits - 1) or most >= 1 << self.bits - 1:
-                raise ValueError(f"numbers of {self.bits} bits lie in [{least}, {most}]")
+        if self.codes.dtype == torch.int8 and self.bits < 8:
+            self._check_range("numbers", self.codes)
         _check_scales(self.scales, (self.codes.shape[0], self.scales.shape[-1]))
         if self.zeros is not None and self.zeros.shape != self.scales.shape:
             raise ValueError(
@@ -102,6 +103,8 @@ class IntWeight(WeightKind):
             )
         if self.zeros is not None and self.zeros.is_floating_point():
             raise ValueError(f"zeros are {str(self.zeros.dtype).removeprefix('torch.')}s")
+        if self.zeros is not None:
+            self._check_range("zeros", self.zeros)
         if self.groups.shape != (self.codes.shape[1],):
             raise ValueError(
                 f"groups are {list(self.groups.shape)} of {self.codes.shape[1]} inputs"
@@ -110,6 +113,18 @@ class IntWeight(WeightKind):
             self.groups.min() >= 0 and self.groups.max() < self.scales.shape[1]
         ):
             raise ValueError(f"a group is outside of the {self.scales.shape[1]} that have scales")
+
+    def _check_range(self, what: str, values: Tensor) -> None:
+        """Raise ValueError unless integers lie in the range of the codes."""
+        if not values.numel():
+            return
+        low = -(1 << self.bits - 1) if self.codes.dtype == torch.int8 else 0
+        high = low + (1 << self.bits) - 1
+        least, most = (int(edge) for edge in values.aminmax())
+        if least < low or most > high:
+            raise ValueError(
+                f"{what} lie in [{least}, {most}]; those of {self.bits} bits lie in [{low}, {high}]"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -172,6 +187,7 @@ class Float8Weight(WeightKind):
     def __post_init__(self) -> None:
         """Raise ValueError unless the tensors fit together."""
         _check_codes(self.values, *FP8_DTYPES)
+        _check_finite(self.values)
         *leading, outputs, inputs = self.values.shape
         high, wide = self.block
         _check_scales(self.scales, (*leading, -(-outputs // high), -(-inputs // wide)))
@@ -221,18 +237,22 @@ class Float8Weight(WeightKind):
 class Float4Weight(WeightKind):
     """4-bit floats (e2m1), two in a byte, with a scale for each group of inputs.
 
-    values:  [*E, O, I / 2] uint8, the earlier input in the low bits
-    scales:  [*E, O, G] float32; powers of two in MXFP4
+    values:   [*E, O, I / 2] uint8, the earlier input in the low bits
+    scales:   [*E, O, G] of any float type; float8_e8m0fnu in MXFP4, float8_e4m3fn in NVFP4
+    factors:  [*E, O] float32, multiplied with the scales; None = 1
     """
 
     values: Tensor
     scales: Tensor
+    factors: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the tensors fit together."""
         _check_codes(self.values, torch.uint8)
         groups = max(self.scales.shape[-1], 1)
         _check_scales(self.scales, (*self.values.shape[:-1], groups))
+        if self.factors is not None:
+            _check_scales(self.factors, tuple(self.values.shape[:-1]))
         if self.shape[-1] % groups:
             raise ValueError(f"{self.shape[-1]} inputs are not divided by {groups} groups")
 
@@ -243,31 +263,43 @@ class Float4Weight(WeightKind):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of values, and one for each scale: an exponent or an 8-bit float."""
-        return self.values.nbytes + self.scales.numel()
+        """The bytes of values and scales; a checkpoint has one factor for a tensor."""
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def whole_scales(self) -> Tensor:
+        """The scales times their factors, [*E, O, G] float32."""
+        scales = self.scales.float()
+        return scales if self.factors is None else scales * self.factors[..., None]
 
     def rows(self, first: int, last: int) -> Tensor:
         """Return rows [first, last)."""
+        some = self.select(torch.arange(first, last))
         table = torch.tensor((*E2M1, *(-value for value in E2M1)))
         pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=1)
-        values = pairs[self.values.flatten(0, -2)[first:last].int()].flatten(1)
-        scales = self.scales.flatten(0, -2)[first:last]
-        grouped = values.view(len(values), scales.shape[1], -1)
-        return (grouped * scales[..., None]).flatten(1)
+        values = pairs[some.values.int()].flatten(1)
+        grouped = values.view(len(values), some.scales.shape[1], -1)
+        return (grouped * some.whole_scales[..., None]).flatten(1)
 
     def select(self, rows: Tensor) -> Float4Weight:
         """Return the weight of some rows."""
-        values, scales = self.values.flatten(0, -2)[rows], self.scales.flatten(0, -2)[rows]
-        return Float4Weight(values=values, scales=scales)
+        return Float4Weight(
+            values=self.values.flatten(0, -2)[rows],
+            scales=self.scales.flatten(0, -2)[rows],
+            factors=None if self.factors is None else self.factors.flatten()[rows],
+        )
 
     def joined(self, others: Sequence[Float4Weight]) -> Float4Weight | None:
-        """Join weights of the same groups."""
+        """Join weights of the same groups and types of scales, with factors or without."""
         every = (self, *others)
-        if len({one.scales.shape[-1] for one in every}) > 1:
+        likes = {(one.scales.shape[-1], one.scales.dtype, one.factors is None) for one in every}
+        if len(likes) > 1:
             return None
+        factors = [one.factors.flatten() for one in every if one.factors is not None]
         return Float4Weight(
             values=torch.cat([one.values.flatten(0, -2) for one in every]),
             scales=torch.cat([one.scales.flatten(0, -2) for one in every]),
+            factors=torch.cat(factors) if factors else None,
         )
 
 
@@ -360,6 +392,21 @@ def _check_codes(codes: Tensor, *dtypes: torch.dtype) -> None:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         found = str(codes.dtype).removeprefix("torch.")
         raise ValueError(f"it is stored as {found}; expected {known}")
+
+
+def _check_finite(values: Tensor) -> None:
+    """Raise ValueError if a number of 8 bits is infinite or not a number; reads each byte once."""
+    bits = values.view(torch.uint8).flatten()
+    # Such numbers have all bits of e4m3 but the sign, or of e5m2's exponent: adding the lowest of
+    # them carries into the highest bit of the byte. Eight bytes are added at a time.
+    mask, lowest = (0x7F, 0x01) if values.dtype is torch.float8_e4m3fn else (0x7C, 0x04)
+    whole = len(bits) // 8 * 8 if bits.storage_offset() % 8 == 0 else 0
+    words = bits[:whole].view(torch.int64) if whole else torch.empty(0, dtype=torch.int64)
+    for part in torch.split(words, _CHECKED_AT_ONCE):
+        if ((part & mask * _EACH_BYTE) + lowest * _EACH_BYTE & _HIGHEST_BITS).any():
+            raise ValueError("a weight is infinite or not a number")
+    if bool((bits[whole:] & mask == mask).any()):
+        raise ValueError("a weight is infinite or not a number")
 
 
 def _check_scales(scales: Tensor, shape: tuple[int, ...]) -> None:

@@ -26,12 +26,12 @@ from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.load import load_model
-from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.weights.resolve_model import resolve_model
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Format, Library, Team
 from remora.kernels.lora import LowRankSlots
+from tests.engine.graphs.stepping import QUANTIZED_FORMATS
 
 BATCH, CONTEXT, CHUNK, PAGE_SIZE = 16, 256, 512, 16
 PAGES = -(-(max(CONTEXT, CHUNK) + 1) // PAGE_SIZE)  # of a row

@@ -17,16 +17,18 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.configs.schema import ServeConfig
-from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment, own_folder
+from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment
 from remora.deployments.cli.haproxy_program import install_haproxy_program
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
@@ -263,7 +265,8 @@ def main() -> None:
         )
         sys.stdout.write("of direct | CPU, us an event | of direct |\n" + "|---" * 9 + "|\n")
         sys.stdout.flush()
-        with own_folder() as folder:
+        with tempfile.TemporaryDirectory(prefix="remora-", dir="/tmp") as name:
+            folder = Path(name)
             is_on = proxy == "haproxy"
             extra = dict(haproxy_environment(folder)) if is_on else {}
             if is_on:

@@ -30,11 +30,12 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend, ForwardPass
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.forward import DTYPES, QUANTIZED_FORMATS
+from remora.engine.runner.forward import DTYPES
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Format, Library, Team
+from tests.engine.graphs.stepping import QUANTIZED_FORMATS
 
 CONTEXT, PAGE_SIZE = 256, 16
 PAGES = CONTEXT // PAGE_SIZE + 1  # of a row

@@ -165,12 +165,13 @@ FAULTS = [
     sglang("--mem-fraction-static", "1.5", says=("--mem-fraction-static: engine.total_mem",)),
     sglang("--tp", "2", "--tensor-parallel-size", "4", says=("--tensor-parallel-size = '4'", "keep one")),
     sglang("--disable-cuda-graph", "--cuda-graph-max-bs", "8", says=("--disable-cuda-graph = true: refused", "keep one")),
-    sglang("--quantization", "fp8", says=("--quantization = 'fp8': refused: leave it out",)),
+    sglang("--quantization", "qoq", says=("--quantization = 'qoq': refused: not offered: weights in the order of QServe",)),
     sglang("--attention-backend", "trtllm_mha", says=("--attention-backend = 'trtllm_mha': refused: not", "flashinfer")),
     sglang("--decode-attention-backend", "flashmla", says=("--decode-attention-backend = 'flashmla': refused: not", "triton")),
     sglang("--schedule-policy", "lmp", says=("--schedule-policy = 'lmp': must be one of", "mean lpm?")),
     sglang("--model-impl", "vllm", says=("--model-impl: model.impl = 'vllm': must be one of",)),
-    sglang("--nnodes", "2", says=("--nnodes = 2: refused: Ray", "parallel.num_nodes")),
+    sglang("--nnodes", "2", says=("--nnodes: parallel.num_nodes = 2: cannot divide 1 ranks", "set it to a divisor")),
+    sglang("--nnodes", "2", "--tp", "2", "--node-rank", "1", says=("--node-rank = 1: refused: start the server once", "leave it out")),
     sglang("--api-key", "abc", says=("--api-key = ***: refused: a secret", "env:NAME")),
     sglang("--lora-paths", "{", says=("--lora-paths = ", "not valid JSON")),
     sglang("--lora-paths", "a=/no/where", says=("--lora-paths: lora.adapters = '/no/where': no such folder", "adapter_config.json")),
@@ -183,6 +184,7 @@ FAULTS = [
     Wrong(args=("--dialect", "sglang", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model-path",)),
     Wrong(args=("--dialect", "lightllm", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model_dir",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--tp-size", "2"), says=("model.path: required key is missing; set it with --checkpoint-path",)),
+    Wrong(args=("--dialect", "sglang", "--", "--model-path", "Qwen/Qwen3-8B"), says=("--model-path: model.path = 'Qwen/Qwen3-8B': no such folder", "`hf download Qwen/Qwen3-8B --local-dir DIR`")),
     Wrong(args=("--dialect", "lightllm", "--", "--model_dir", "/no/where"), says=("--model_dir: model.path = '/no/where': no such folder",)),
     Wrong(args=("--dialect", "lightllm", "--", "--mode", "triton_fp8kv"), says=("--mode = ['triton_fp8kv']: refused: triton_fp8kv: not offered: 8-bit latents",)),
     Wrong(args=("--dialect", "lightllm", "--", "--grouping_key", "a"), says=("--grouping_key = ['a']: refused: expected name=value",)),
@@ -191,7 +193,7 @@ FAULTS = [
     Wrong(args=("--dialect", "vllm", "--", "--model", "m"), says=("--dialect vllm: must be one of sglang, lightllm",)),
     Wrong(args=("--dialect", "sglang", "--", "model"), says=("model.path: required key is missing",)),
     sglang("x", "--tp", "2", says=("x: expected an option that begins with --",)),
-    sglang("--speculative-algorithm", "EAGLE", says=("--speculative-algorithm = 'EAGLE': refused: not yet: drafts by trained heads",)),
+    sglang("--speculative-algorithm", "EAGLE3", says=("--speculative-algorithm = 'EAGLE3': refused: EAGLE3 needs --speculative-draft",)),
     sglang("--json-model-override-args", "{", says=("--json-model-override-args = '{': not valid JSON",)),
     # its YAML file
     *(
@@ -218,7 +220,8 @@ FAULTS = [
     backend({"model_type": "vision"}, "FOLDER/b.json:1:2: model_type = 'vision': refused: not yet"),
     backend({"quantization": "float4"}, "FOLDER/b.json:1:2: quantization = 'float4'", "float8"),
     backend({"loras": [{"id": "a"}]}, "FOLDER/b.json:1:2: loras = [{'id': 'a'}]: refused: each adapter has an id"),
-    backend({"lora_repo": {"type": "s3"}}, "FOLDER/b.json:1:16: lora_repo.type = 's3': refused: a repository is a", "lora.roots"),
+    backend({"lora_repo": {"type": "s3"}}, "FOLDER/b.json:1:16: lora_repo.type = 's3': refused: needs lora_repo.path"),
+    backend({"lora_repo": {"type": "hub"}}, "FOLDER/b.json:1:16: lora_repo.type = 'hub': refused: supported: local, s3", "lora.roots"),
     Wrong(args=("--dialect", "backend", "--", "no.json"), says=("no.json: no such file; give the path",)),
     Wrong(args=("--dialect", "backend", "--", "b.json"), files={"b.json": "{}"}, says=("model.path: required key is missing; set it with --set",)),
     # files of ours
@@ -279,7 +282,7 @@ def no_ray() -> Iterator[None]:
 
     with (
         mock.patch.object(ray, "init", side_effect=AssertionError("Ray was started")),
-        mock.patch.object(serve, "_run", side_effect=AssertionError("Ray would start")),
+        mock.patch.object(serve, "run_supervised", side_effect=AssertionError("Ray would start")),
         mock.patch.dict(os.environ),
     ):
         yield

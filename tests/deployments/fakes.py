@@ -7,6 +7,7 @@ answers every request with the script's text, one token per output, and records 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -258,8 +259,7 @@ class FakeEngine:
         self.plan = plan
 
     def stats(self) -> EngineStats:
-        names = EngineStats.__dataclass_fields__
-        return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10, "num_held_pages": 5})
+        return make_stats(num_pages=10, num_held_pages=5)
 
     def check_health(self) -> None:
         if self.health_error is not None:
@@ -270,6 +270,14 @@ class FakeEngine:
 
     def close(self) -> None:
         pass
+
+
+def make_stats(**values: Any) -> EngineStats:
+    """Return statistics that are 0 but for these."""
+    numbers: dict[str, Any] = {
+        field.name: 0 for field in dataclasses.fields(EngineStats) if field.default != ()
+    }
+    return EngineStats(**(numbers | values))
 
 
 def make_plan(**changes: Any) -> EnginePlan:

@@ -20,7 +20,7 @@ import ray
 import ray.serve.handle
 from ray import serve
 from ray.experimental import internal_kv
-from ray.serve._private import constants, replica
+from ray.serve._private import constants, http_util, replica
 from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.request_router.common import RequestRoutingContext
@@ -33,6 +33,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 from remora.deployments import ray_private
 from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment
 from remora.deployments.cli.haproxy_program import ADD_HEADERS, CONFIG_EDITS, NO_ROUTE, Edit
+from remora.deployments.http.core.serve_headers import RULES
 from remora.deployments.routing.haproxy_hook import (
     HOOK_SWITCH,
     ROUTE_PATH,
@@ -120,6 +121,18 @@ def test_serve_reads_the_environment_that_we_set() -> None:
     unread = sorted(name for name in names if "SERVE" in name and f'"{name}"' not in sources)
 
     assert unread == [], "Serve reads these no more; see cli/haproxy.py, serve_environment.py"
+
+
+def test_serve_reads_the_headers_that_are_checked_before_it() -> None:
+    read = {
+        constants.SERVE_HTTP_REQUEST_ID_HEADER,
+        constants.SERVE_MULTIPLEXED_MODEL_ID,
+        http_util.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+        http_util.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
+        "traceparent",
+    }
+
+    assert read == RULES.keys(), "see http/core/serve_headers.py"
 
 
 def test_ray_reads_the_priority_of_its_workers() -> None:

@@ -35,6 +35,20 @@ async def test_a_disabled_warm_up_runs_nothing() -> None:
     assert await requests_of() != []
 
 
+@pytest.mark.parametrize(
+    ("api", "num"),
+    [({}, 1), ({"api_key": "env:K"}, 0), ({"api_key": "env:K", "share_prefix_cache": True}, 1)],
+)
+async def test_task_prompts_are_computed_where_all_keys_find_them(
+    api: dict[str, Any], num: int
+) -> None:
+    args = {"model": {"path": "tiny"}, "api": {"task_prompts": {"sum": "Sum up: "}, **api}}
+    server = FakeServer(config=parse_args({**args, "warmup": {"enabled": False}}))
+    await warm_up(ServerState.over(server), server.config.warmup)
+
+    assert len(server.client.requests) == num
+
+
 @pytest.mark.observes("warmup.iterations")
 @pytest.mark.parametrize("iterations", [1, 5])
 async def test_the_number_of_iterations(iterations: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from remora.configs.planning.kv_budget import pages_needed
 from remora.configs.planning.plan import EnginePlan
+from remora.configs.planning.rounding import ROUNDINGS
 from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
@@ -236,7 +237,9 @@ def make_plan(**changes: object) -> EnginePlan:
         "low_priority_first": False,
         "priority_preemption_gap": None,
     }
-    return EnginePlan(**(values | changes))  # type: ignore[arg-type]
+    values |= changes
+    values.setdefault("formats", ROUNDINGS.get(str(values["quantization"])))
+    return EnginePlan(**values)  # type: ignore[arg-type]
 
 
 def make_engine(

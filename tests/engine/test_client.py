@@ -286,7 +286,7 @@ async def test_a_stream_that_is_cancelled_at_any_moment_leaves_no_page(
             reading = collect(client, make_request(max_tokens=4000, n=2))
             await cancelled(reading, moment, again=again)
             assert not client._streams
-            assert client._num_open == 0
+            assert client._num_open.total() == 0
 
     assert await client.drain(10)
     await settle(client)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from remora.configs.errors import QueueFull, StepTimeout
+from remora.configs.errors import QueueFull, RateLimited, StepTimeout
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import plan_device
 from remora.engine.client import LocalEngineClient
 from remora.engine.launch import _make_engine
+from remora.engine.tenants import EVERYONE, Tenant
 from remora.engine.types import Output, Request, SamplingParams, StepPlan
 from tests.engine.configured import MODEL, configured, plan_for
 from tests.engine.fakes import FakeRunner, make_engine, make_plan
@@ -34,9 +35,10 @@ async def client_for(runner: FakeRunner | None = None, **keys: Any) -> AsyncIter
         client.close()
 
 
-def make_request(name: str, num_tokens: int) -> Request:
+def make_request(name: str, num_tokens: int, tenant: Tenant = EVERYONE) -> Request:
     sampling = SamplingParams(max_tokens=3000, temperature=0.0)
-    return Request(request_id=name, prompt_ids=[1] * num_tokens, sampling=sampling)
+    ids = [1] * num_tokens
+    return Request(request_id=name, prompt_ids=ids, sampling=sampling, tenant=tenant)
 
 
 class Queue:
@@ -47,8 +49,10 @@ class Queue:
         self._streams: list[AsyncGenerator[Output, None]] = []
         self._firsts: list[asyncio.Future[Output]] = []
 
-    async def enter(self, name: str, num_tokens: int) -> asyncio.Future[Output]:
-        stream = self._client.generate(make_request(name, num_tokens))
+    async def enter(
+        self, name: str, num_tokens: int, tenant: Tenant = EVERYONE
+    ) -> asyncio.Future[Output]:
+        stream = self._client.generate(make_request(name, num_tokens, tenant))
         first = asyncio.ensure_future(anext(stream))
         self._streams.append(stream)
         self._firsts.append(first)
@@ -107,6 +111,22 @@ async def test_a_single_prompt_of_any_length_may_wait() -> None:
         assert [await client.is_waiting(name) for name in names] == [True, False, False]
 
 
+@pytest.mark.parametrize("keys", [{"max_queued_requests": 2}, {"max_queued_tokens": 8}])
+async def test_each_tenant_has_a_queue_of_its_own(keys: dict[str, int]) -> None:
+    heavy, light = Tenant(name="heavy"), Tenant(name="light", max_open=1)
+    async with queue_for(**keys) as (_, queue):
+        entered = [await queue.enter(f"h{number}", 4, heavy) for number in range(4)]
+        fits = await queue.enter("l0", 4, light)
+        beyond = await queue.enter("l1", 4, light)
+
+        assert not fits.done()
+        with pytest.raises(QueueFull):
+            entered[-1].result()
+        with pytest.raises(RateLimited, match="the limit is 1") as caught:
+            beyond.result()
+        assert caught.value.limit == "max_open_requests"
+
+
 @pytest.mark.observes("engine.step_timeout_s")
 async def test_a_step_that_takes_longer_than_it_may_ends_the_engine() -> None:
     runner = StuckRunner()
@@ -139,6 +159,9 @@ class OverlapNoter(FakeRunner):
     def begin(self, plan: StepPlan) -> None:
         self.overlapped |= bool(self.work)
         super().begin(plan)
+
+    def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        return [len(draft_ids) for _, draft_ids in drafts]
 
 
 class FewTokens:

@@ -9,11 +9,14 @@ import torch
 from remora.kernels.quantised.int4 import pack_int4
 from remora.kernels.quantised.quant_formats import (
     BLOCK,
+    MAX_HALF,
+    Fp4GroupWeight,
     Fp8BlockWeight,
     Fp8Weight,
     Int8GroupWeight,
     Int8Weight,
     QuantisedWeight,
+    in_runs,
 )
 
 
@@ -78,6 +81,30 @@ def int8_groups(outputs: int, inputs: int, device: str) -> QuantisedWeight:
     )
 
 
+def fp4(group_size: int) -> Callable[[int, int, str], QuantisedWeight]:
+    """Make MXFP4 or NVFP4 with all exponents and scales that products of float32 can hold."""
+
+    def make(outputs: int, inputs: int, device: str) -> QuantisedWeight:
+        groups = -(-inputs // group_size)
+        if group_size == 32:
+            codes = torch.randint(107, 134, (groups, outputs), dtype=torch.uint8, device=device)
+            scales = codes.view(torch.float8_e8m0fnu)
+        else:
+            scales = random_fp8(groups, outputs, device=device)
+        is_nv = group_size == 16
+        return Fp4GroupWeight(
+            values=in_runs(
+                torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=device), MAX_HALF
+            ),
+            scales=scales,
+            factors=random_scales(outputs, device=device) if is_nv else None,
+            inputs=inputs,
+            group_size=group_size,
+        )
+
+    return make
+
+
 MAKERS: dict[str, Callable[[int, int, str], QuantisedWeight]] = {
     "int8": int8,
     "int8 32": int8_groups,
@@ -88,4 +115,6 @@ MAKERS: dict[str, Callable[[int, int, str], QuantisedWeight]] = {
     "int4 64": int4(64),
     "int4 128": int4(128),
     "int4 256": int4(256),
+    "mxfp4": fp4(32),
+    "nvfp4": fp4(16),
 }

@@ -19,7 +19,7 @@ def test_tokens_are_chosen_by_the_torch_code() -> None:
     logits[2, 5] = torch.nan
     params: dict[str, Any] = {
         "temperature": np.array([0, 1, 1], np.float32),
-        "uniforms": rng.random(3),
+        "keys": rng.integers(-(2**63), 2**63, 3),
         "top_k": np.array([0, 40, 0]),
         "top_p": np.array([1, 0.5, 1]),
         "min_p": np.zeros(3, np.float32),

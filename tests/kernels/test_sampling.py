@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from remora.engine.sampling.token_sampler import SamplingKernels
 from remora.kernels import sampling
-from tests.sampling_kernels import NAMES, sampling_kernels
+from tests.sampling_kernels import NAMES, racing_times, sampling_kernels
 
 # Vocabulary sizes around the block width, the first prefilters and several blocks.
 VOCAB_SIZES = st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 300, 512, 640, 1500])
 # Numbers up to 16 in float32, a unit in the last place of which is 1e-6.
 LOGPROB_TOLERANCE = 4e-6
+# Times of a race, as a fraction of them: weights and numbers are float32.
+CLOSE = 1e-5
 
 
 TIES = {"seed": 0, "vocab_size": 300, "step": 1.0, "spread": 1.0, "temperature": 1.0, "min_p": 0.0}
@@ -58,7 +60,7 @@ def kernels(request: pytest.FixtureRequest) -> SamplingKernels:
 def choose(
     kernels: SamplingKernels,
     logits: torch.Tensor,
-    uniforms: npt.ArrayLike = 0.0,
+    keys: npt.ArrayLike = 0,
     *,
     temperature: npt.ArrayLike = 1.0,
     top_k: npt.ArrayLike = 0,
@@ -73,7 +75,7 @@ def choose(
     token_ids, is_good = kernels.choose(
         logits.clone(),
         per_row(temperature, np.float32),
-        per_row(uniforms, np.float64),
+        per_row(keys, np.int64),
         top_k=per_row(top_k, np.int64),
         top_p=per_row(top_p, np.float64),
         min_p=per_row(min_p, np.float32),
@@ -98,7 +100,7 @@ def choose(
 @example(**TIES, top_k=0, top_p=0.5)
 @example(**TIES, top_k=63, top_p=0.5)
 @example(**TIES, top_k=63, top_p=1.0)
-def test_every_kept_token_and_no_other_can_be_drawn(
+def test_of_the_kept_tokens_the_one_that_wins_the_race_is_drawn(
     kernels: SamplingKernels,
     seed: int,
     vocab_size: int,
@@ -111,34 +113,61 @@ def test_every_kept_token_and_no_other_can_be_drawn(
     probs = make_kept_probs(logits, min_p=min_p if min_p < 1 else 0.0, **filters)
     if min_p == 1.0:
         probs = (logits == logits.max()) / (logits == logits.max()).sum()
-    kept = np.flatnonzero(probs > 1e-5)[:: max(1, vocab_size // 60)]
-    middles = (np.cumsum(probs) - probs / 2)[kept]
-    rows = torch.from_numpy(logits).expand(len(kept), -1)
+    keys = np.random.default_rng(seed).integers(-(2**63), 2**63, 40)
+    rows = torch.from_numpy(logits).expand(len(keys), -1)
 
-    assert choose(kernels, rows, middles, min_p=min_p, **filters) == kept.tolist()
+    drawn = choose(kernels, rows, keys, min_p=min_p, **filters)
+
+    times = racing_times(keys, probs)
+    own = np.take_along_axis(times, np.array(drawn)[:, None], 1)[:, 0]
+    assert (own <= times.min(1) * (1 + CLOSE)).all()  # infinite, had the token no probability
 
 
-@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
+@pytest.mark.parametrize("key", [0, -1, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("vocab_size", [3, 64, 1000])
-def test_extreme_numbers_draw_a_token_that_has_probability(
-    kernels: SamplingKernels, uniform: float, vocab_size: int
+def test_a_token_that_alone_has_probability_is_drawn(
+    kernels: SamplingKernels, key: int, vocab_size: int
 ) -> None:
     logits = torch.full((1, vocab_size), -torch.inf)
     logits[0, 1] = 3.0
 
-    whole = choose(kernels, logits, uniform)
-    cut = choose(kernels, logits, uniform, top_k=2, top_p=0.9, min_p=0.1)
+    whole = choose(kernels, logits, key)
+    cut = choose(kernels, logits, key, top_k=2, top_p=0.9, min_p=0.1)
 
     assert whole == cut == [1]
+
+
+def test_numbers_are_exponentially_distributed_over_keys_and_over_ids() -> None:
+    keys = torch.randint(-(2**62), 2**62, (2000,))
+    for found in (
+        sampling.exponentials(keys, torch.tensor([17])),
+        sampling.exponentials(keys[:1], torch.arange(2000)),
+        sampling.exponentials(torch.arange(2000), torch.tensor([0])),
+        sampling.exponentials(torch.arange(2000) << 32, torch.tensor([0])),
+    ):
+        fractions = (1 - (-found.double()).exp()).flatten().sort().values
+        distance = (fractions - (torch.arange(2000) + 0.5) / 2000).abs().max()
+        assert distance < 2.2 / 2000**0.5  # Kolmogorov and Smirnov's, p = 1e-4
+
+
+def test_improbable_tokens_keep_their_probability() -> None:
+    """Small numbers decide which they are: these must be finer than the fractions of float32."""
+    number = sampling.exponentials(torch.arange(4000), torch.arange(1000))  # of 4 million
+
+    for bound in (2.0**-14, 2.0**-18):
+        count = int((number < bound).sum())
+        mean = number.numel() * bound
+        assert abs(count - mean) < 5 * mean**0.5
+    assert float(number.min()) < 2.0**-20
 
 
 def test_draws_follow_the_distribution(kernels: SamplingKernels) -> None:
     probs = np.array([0.02, 0.3, 0.08, 0.2, 0.15, 0.05, 0.1, 0.1])
     num_draws = 40_000
-    uniforms = np.random.default_rng(7).random(num_draws)
+    keys = np.random.default_rng(7).integers(-(2**63), 2**63, num_draws)
     logits = torch.from_numpy(np.log(probs)).float().repeat(num_draws, 1)
 
-    counts = np.bincount(choose(kernels, logits, uniforms), minlength=8)
+    counts = np.bincount(choose(kernels, logits, keys), minlength=8)
 
     chi_square = ((counts - num_draws * probs) ** 2 / (num_draws * probs)).sum()
     assert chi_square < 29.9  # 7 degrees of freedom, p = 1e-4
@@ -152,7 +181,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(
     rng = np.random.default_rng(seed)
     num_rows = 9
     logits = torch.from_numpy(rng.normal(size=(num_rows, vocab_size)).astype(np.float32)) * 3
-    uniforms = rng.random(num_rows)
+    keys = rng.integers(-(2**63), 2**63, num_rows)
     params = {
         "temperature": rng.choice([0.0, 0.3, 1.0, 2.5], num_rows),
         "top_k": rng.choice([0, 5, 64, 700], num_rows),
@@ -163,9 +192,9 @@ def test_a_row_draws_the_same_alone_and_in_any_company(
 
     def choose_some(index: npt.NDArray[Any]) -> list[int]:
         some = {name: values[index] for name, values in params.items()}
-        return choose(kernels, logits[index], uniforms[index], **some)
+        return choose(kernels, logits[index], keys[index], **some)
 
-    together = choose(kernels, logits, uniforms, **params)
+    together = choose(kernels, logits, keys, **params)
     shuffled = choose_some(order)
     alone = [choose_some(np.array([row]))[0] for row in range(num_rows)]
 
@@ -197,7 +226,7 @@ def test_rows_that_are_not_finite_are_told_apart(
     token_ids, is_good = kernels.choose(
         logits,
         np.full(5, temperature, np.float32),
-        np.zeros(5),
+        np.zeros(5, np.int64),
         top_k=np.full(5, 2),
         top_p=np.full(5, 0.9),
         min_p=np.full(5, 0.1, np.float32),

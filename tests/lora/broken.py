@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from remora.lora.files import CONFIG, PICKLES, WEIGHTS
+from remora.lora.files import CONFIG, MAX_TENSORS, PICKLES, WEIGHTS
 
 MAX_BYTES = 10_000_000  # of lora.max_adapter_bytes, so that one of them is too large
 Breaker = Callable[[Path], object]
@@ -94,6 +94,12 @@ def huge(file: Path) -> None:
     os.truncate(file, 50 * MAX_BYTES)
 
 
+def many_tensors(file: Path) -> None:
+    entry = '"%x":{"dtype":"F16","shape":[0],"data_offsets":[0,0]}'
+    header = "{" + ",".join(entry % number for number in range(MAX_TENSORS + 1)) + "}"
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+
 def other_sum(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {WEIGHTS}\n")
 
@@ -122,6 +128,7 @@ BROKEN_FILES: dict[str, tuple[Breaker, str]] = {
     "pickle": (only_pickle, "a pickle"),
     "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out"),
     "folder of that name": (instead(WEIGHTS, Path.mkdir), "no regular file"),
+    "many tensors": (instead(WEIGHTS, many_tensors), f"at most {MAX_TENSORS} are read"),
     "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
 }
 BROKEN: dict[str, tuple[Breaker, str]] = BROKEN_FILES | {

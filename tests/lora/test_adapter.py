@@ -23,7 +23,8 @@ from remora.engine.models.families.tensor_rules import (
 )
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import LowRank, read_adapter, split_update
-from remora.lora.files import CONFIG, read_files
+from remora.lora.files import CONFIG, MAX_HEADER_BYTES, WEIGHTS, read_files
+from remora.lora.peft_config import MAX_PATTERNS
 from tests.lora.broken import BROKEN_FILES, Breaker
 from tests.lora.peft_files import AS_NAMED, PREFIX, RANK, SHAPES, make_tensors, write_adapter
 
@@ -125,8 +126,16 @@ def with_config(**changes: Any) -> Breaker:
 
 
 TIED_HEAD = {"base_model.model.lm_head.weight": torch.ones(2, 8)}
+
+
+def with_long_header(folder: Path) -> None:
+    size = MAX_HEADER_BYTES + 1
+    (folder / WEIGHTS).write_bytes(size.to_bytes(8, "little") + b"{}".ljust(size))
+
+
 NOT_A_NUMBER = torch.full((RANK, 8), torch.nan)
 BROKEN: dict[str, tuple[Breaker, str]] = BROKEN_FILES | {
+    "long header": (with_long_header, f"at most {MAX_HEADER_BYTES} are read"),
     "no tensors": (lambda folder: write_adapter(folder, tensors={}), "changes nothing"),
     "deep JSON": (lambda folder: (folder / CONFIG).write_text("[" * 10**6), "not valid JSON"),
     "list": (lambda folder: (folder / CONFIG).write_text('["LORA"]'), "expected an object"),
@@ -135,6 +144,10 @@ BROKEN: dict[str, tuple[Breaker, str]] = BROKEN_FILES | {
     "rank is true": (with_config(r=True), "expected a number from 1"),
     "alpha is infinite": (with_config(lora_alpha=float("inf")), "expected a number"),
     "pattern": (with_config(rank_pattern={"(": 2}), "is not a pattern"),
+    "many patterns": (
+        with_config(rank_pattern={f"m{n}": 2 for n in range(MAX_PATTERNS + 1)}),
+        f"at most {MAX_PATTERNS}",
+    ),
     "pattern of texts": (with_config(alpha_pattern={"q_proj": "2"}), "an object of numbers"),
     "unknown kind": (with_config(use_qalora=True, kind_of_2030={"x": 1}), "kind_of_2030"),
     "lora_bias": (with_config(lora_bias=True), "lora_bias = True is not supported"),

@@ -221,4 +221,4 @@ def test_a_snapshot_named_as_a_folder_is_read_only_with_its_links_inside(hub: Hu
     folder = make_sources().fetch(f"hf://{REPO}")
 
     with pytest.raises(InvalidAdapter, match="hf://OWNER/NAME"):
-        make_sources().fetch(str(folder))
+        Sources(named=[str(folder)]).fetch(str(folder))

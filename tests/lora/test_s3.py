@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.configs.load import parse_args
 from remora.lora.adapter import read_adapter
 from remora.lora.files import CONFIG, WEIGHTS
 from remora.lora.sources import Sources
@@ -84,6 +85,16 @@ def test_adapters_are_found_and_fetched_and_again_when_they_change(
 
     bucket.pipe("s3://bucket/adapters/french/adapter_config.json", b"{}")
     assert list(sources.repo_adapters()) == ["french", "pirate"]
+
+
+@pytest.mark.observes("backend:lora_repo.type")
+@pytest.mark.parametrize("path", ["bucket/adapters", "/bucket/adapters", "s3://bucket/adapters"])
+def test_a_repository_of_the_type_s3_is_listed(path: str, bucket: Any) -> None:
+    repo = {"type": "s3", "path": path, "ownership": "private"}
+    written = {"load_lora_dynamic": True, "lora_repo": repo}
+    config = parse_args({"dialect": "backend", "args": written, "model": {"path": "/model"}})
+
+    assert Sources.configured(config.lora).repo_adapters() == {"pirate": URL}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ def test_the_room_is_as_large_as_the_operator_says() -> None:
     assert made == LoRASlotConfig(num_slots=3, max_rank=5, targets=("v_proj",))
 
 
-@pytest.mark.observes("lora.eviction")
 def test_the_operator_says_who_leaves_first() -> None:
     made = room(dynamic=True, eviction="fifo")
 

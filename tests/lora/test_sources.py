@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.sections.lora import AdapterEntry, LoraSection
+from remora.lora import files
 from remora.lora.cpu_pool import CpuAdapterPool
-from remora.lora.files import CONFIG, WEIGHTS
+from remora.lora.files import CONFIG, WEIGHTS, read_files
 from remora.lora.sources import Sources, local_folders
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 from tests.lora.peft_files import AS_NAMED, SHAPES, Base, make_tensors, write_adapter
@@ -123,18 +124,65 @@ def test_what_the_configuration_names_needs_no_root(
     write_adapter(root / "pirate")
     monkeypatch.chdir(root)
 
-    assert Sources().fetch("pirate") == root / "pirate"
+    assert Sources(named=["pirate"]).fetch("pirate") == root / "pirate"
+    with pytest.raises(InvalidAdapter, match=r"below none of lora\.roots"):
+        Sources(named=["other"]).fetch("pirate")
+
+
+def swap(folder: Path) -> None:
+    """Replace an adapter's folder with a link to another one, which is outside of its root."""
+    outside = write_adapter(folder.parents[1] / "outside")
+    folder.rename(folder.with_name("was-here"))
+    folder.symlink_to(outside)
+
+
+def test_a_folder_that_is_swapped_after_a_check_is_refused(root: Path) -> None:
+    sources, folder = make_sources(root), write_adapter(root / "pirate")
+
+    sources.check(str(folder))
+    swap(folder)
+    with pytest.raises(InvalidAdapter, match=r"below none of lora\.roots"):
+        sources.fetch(str(folder))
+
+
+@pytest.mark.parametrize("is_parent", [False, True])
+def test_a_folder_that_is_swapped_before_it_is_read_is_refused(root: Path, is_parent: bool) -> None:
+    sources, folder = make_sources(root), write_adapter(root / "of" / "pirate")
+
+    fetched = sources.fetch(str(folder))
+    if is_parent:
+        write_adapter(root.parent / "outside" / "pirate")
+    swap(folder.parent if is_parent else folder)
+    with pytest.raises(InvalidAdapter, match="while it was loaded"):
+        read_files(fetched)
+
+
+def test_what_is_opened_is_read_whatever_happens_to_the_path(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(root / "pirate")
+    expected, opened_file = read_files(folder), files._open_file
+
+    def open_file(opened: int, file: Path) -> int:
+        if file.name == CONFIG:
+            swap(folder)
+            (folder / WEIGHTS).unlink()
+            (folder / CONFIG).write_text("{}")
+        return opened_file(opened, file)
+
+    monkeypatch.setattr(files, "_open_file", open_file)
+    assert read_files(folder).digest == expected.digest
 
 
 @pytest.fixture
 def opened() -> Iterator[list[str]]:
-    """Paths that are opened while a test runs."""
+    """Files that are opened while a test runs, and not only looked at (O_PATH)."""
     seen: list[str] = []
     is_on = True
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if is_on and event == "open" and isinstance(args[0], str):
-            seen.append(args[0])
+        if is_on and event == "open" and isinstance(args[0], str) and not args[2] & os.O_PATH:
+            seen.append(os.path.realpath(args[0]))
 
     sys.addaudithook(hook)  # stays for good, and is silent
     yield seen
@@ -153,7 +201,7 @@ def test_nothing_outside_the_folder_is_opened(name: str, root: Path, opened: lis
     with pytest.raises(InvalidAdapter, match="leads out"):
         load(make_sources(root), str(root / "pirate"))
 
-    assert not [path for path in opened if os.path.realpath(path) == str(secret)]
+    assert str(secret) not in opened
 
 
 def test_links_within_the_folder_are_followed(root: Path) -> None:

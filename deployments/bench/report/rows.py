@@ -9,6 +9,7 @@ from remora.deployments.bench.report.record import Report, Result, TextTable
 
 Columns = Mapping[str, Callable[[Result], str]]
 
+_MOST_POSITIONS = 8  # of drafts in a table
 _UNITS = {
     "decode_tok_s": "decode tok/s",
     "prefill_tok_s": "prompt tok/s",
@@ -31,6 +32,7 @@ def all_tables(report: Report) -> list[TextTable]:
         TextTable.of(
             "A decode step (median), in ms", (r for r in done if "step_ms" in r.figures), _STEPS
         ),
+        TextTable.of("Drafts", (r for r in done if "draft_rows" in r.figures), _DRAFTS),
         *report.tables,
         _bounds(report),
         TextTable.of("Skipped", skipped, _SKIPPED),
@@ -61,6 +63,19 @@ def notes(report: Report) -> list[str]:
 def _speed(result: Result) -> str:
     name = headline(result.figures) or ""
     return f"{number(result.figures[name])} {_UNITS[name]}"
+
+
+def _by_position(result: Result) -> str:
+    """Return acceptance of the first, second, ... drafts whose predecessors were right."""
+    names = [f"accepted_{place}_share" for place in range(1, _MOST_POSITIONS + 1)]
+    found = [result.figures[name] for name in names if name in result.figures]
+    return " / ".join(f"{share * 100:.0f}" for share in found) + " %"
+
+
+def _seconds(result: Result, name: str) -> str:
+    """Return a time, and its share of the run."""
+    value = result.figures[name]
+    return f"{number(value)} s ({percent(value / result.figures['seconds'])})"
 
 
 def _range(result: Result) -> str:
@@ -94,6 +109,15 @@ _STEPS: Columns = {
     "step": lambda result: number(result.figures["step_ms"]),
     "scheduler / forward / sampling": lambda result: joined(map(result.figures.get, _PARTS)),
     "not forward": lambda result: percent(result.figures["overhead_share"]),
+}
+_DRAFTS: Columns = {
+    "workload": lambda result: result.workload,
+    "tokens per verified row": lambda result: number(result.figures["tokens_per_verified_row"]),
+    "accepted": lambda result: percent(result.figures["accepted_share"]),
+    "by position": _by_position,
+    "verify steps": lambda result: number(result.figures["verify_steps"]),
+    "drafting": lambda result: _seconds(result, "drafting_s"),
+    "verifying": lambda result: _seconds(result, "verifying_s"),
 }
 _SKIPPED: Columns = {
     "workload": lambda result: result.workload,

@@ -7,17 +7,23 @@ weights are reported and the checks go on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.planning.draft_plan import DraftFacts, HeadFacts, plan_with_draft
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.memory_report import report
 from remora.configs.planning.plan import EnginePlan, make_plan
+from remora.configs.planning.rounding import LOSSES
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.doctor.pooling import pooling_findings
+
+_MOST_OF_TARGET = 1 / 3  # of the bytes that a token reads, for a draft model's to pay
 
 
 def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
@@ -33,6 +39,7 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     from remora.engine.models.implementation import Ours, implementation_of
     from remora.engine.models.load import check_files
     from remora.engine.pooling.facts import pooling_task
+    from remora.engine.spec.build import read_draft_facts
 
     loading = Loading.of(config.model)
     yield Finding(Level.OK, "model", f"{path}, {'a folder' if path.is_dir() else 'a GGUF file'}")
@@ -52,18 +59,83 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     size = f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}"
     try:
         files = check_files(path, config.model.load_format, loading)
-        yield Finding(Level.OK, "weights", f"{size}, {files}")
+        yield Finding(Level.OK, "weights", f"{size}, {files.partition(';')[0]}")
     except ConfigError as error:  # the plan is useful before the weights are downloaded
         yield Finding(Level.FIX, "weights", f"{size} expected: {error}")
-    plan = make_plan(config, facts, machine, path)
+    draft = read_draft_facts(config, facts, cache_dir())
+    plan = plan_with_draft(config, facts, machine, path, draft=draft)
     if plan.stored:
         yield Finding(Level.OK, "quantised", plan.stored)
     if plan.rounding:
-        yield Finding(Level.OK, "rounded", f"on loading, to {plan.rounding}")
+        loss = LOSSES.get(plan.quantization)
+        cost = f"; a small model lost {loss} of perplexity by it" if loss else ""
+        yield Finding(Level.OK, "rounded", f"on loading, to {plan.rounding}{cost}")
+    yield from _smaller(plan, config, facts, machine)
+    yield from _drafts(plan, facts, draft)
     yield from _kv_format(plan, config, facts)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)
     yield from _texts(config, path, facts)
+
+
+def _smaller(
+    plan: EnginePlan, config: ServeConfig, facts: ModelFacts, machine: MachineFacts
+) -> Iterator[Finding]:
+    """Say what rounding would make of 16-bit weights on a CPU, and its cost in quality."""
+    is_native = plan.device == "cpu" and plan.cpu_kernels != "torch" and plan.num_ranks == 1
+    if plan.stored or plan.rounding or not is_native or facts.implementation != "remora":
+        return
+    offers = []
+    for name in ("int8", "int4"):
+        model = config.model.model_copy(update={"quantization": name})
+        with suppress(ConfigError):
+            rounded = make_plan(
+                config.model_copy(update={"model": model}), facts, machine, plan.model_path
+            )
+            size = human_bytes(rounded.weight_bytes)
+            offers.append(f"{name} {size} ({LOSSES[name]} of perplexity)")
+    if offers:
+        text = f"model.quantization could round the weights: {', '.join(offers)}"
+        yield Finding(Level.OK, "smaller", text)
+
+
+def _drafts(
+    plan: EnginePlan, facts: ModelFacts, draft_facts: DraftFacts | HeadFacts | None
+) -> Iterator[Finding]:
+    """Name the draft model or head, and warn of a model that is too large to pay."""
+    spec, draft = plan.speculation, plan.draft
+    if spec is not None and spec.head_bytes:
+        yield Finding(
+            Level.OK, "drafts", f"{spec.method}, {human_bytes(spec.head_bytes)} of weights"
+        )
+    if draft is None or not isinstance(draft_facts, DraftFacts):
+        return
+    text = (
+        f"{draft.served_model_name}, {human_bytes(draft.weight_bytes)} of weights and "
+        f"{human_bytes(draft.kv_bytes)} of KV cache"
+    )
+    share = _read_bytes(draft, draft_facts.model) / _read_bytes(plan, facts)
+    if share <= _MOST_OF_TARGET:
+        yield Finding(Level.OK, "drafts", text)
+    else:
+        text += (
+            f": a token reads {share:.0%} of the bytes that the model's own reads, so drafts will "
+            "hardly pay; use a smaller one"
+        )
+        yield Finding(Level.WARN, "drafts", text)
+
+
+def _read_bytes(plan: EnginePlan, facts: ModelFacts) -> float:
+    """Return the bytes of weights that a token reads: of experts, only its own."""
+    from remora.deployments.bench.roofline import model_work
+    from remora.engine.models.implementation import Ours, implementation_of
+
+    chosen = implementation_of(plan.model_path, plan.loading)
+    if not isinstance(chosen, Ours):
+        return plan.weight_bytes
+    work = model_work(chosen.config, dtype=plan.dtype)
+    num_read = work.block_parameters + work.head_parameters
+    return plan.weight_bytes * min(1.0, num_read / facts.num_parameters)
 
 
 def _kv_format(plan: EnginePlan, config: ServeConfig, facts: ModelFacts) -> Iterator[Finding]:

@@ -14,7 +14,13 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from remora.deployments.http.core.auth import ADMIN
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import (
+    Body,
+    PathText,
+    check_ignored,
+    ignored_fields,
+    parse,
+)
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
@@ -26,7 +32,7 @@ class LoadBody(Body):
     """Body of /v1/load_lora_adapter and /load_lora_adapter."""
 
     lora_name: _Name
-    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    lora_path: PathText
     load_inplace: bool | None = None
     pinned: bool | None = None
     model: str | None = None  # for a gateway in front of several models

@@ -16,12 +16,14 @@ from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
+from remora.engine.spec.counts import DraftCounts
 from remora.engine.types import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:
     from remora.engine.observe.profiling import Profiler
 
 HEALTH_TOKEN_TIMEOUT_S = 20.0
+MAX_DETOKENIZE_IDS = 2**18  # the text of an id may be many times as long as the id in the body
 PREFERRED_NAMES = {"max_tokens": "max_new_tokens"}
 # Configuration that /server_info hides: paths, addresses and keys.
 _UNSHOWN: dict[str, Any] = {
@@ -30,6 +32,7 @@ _UNSHOWN: dict[str, Any] = {
     "engine": {"kv_events_endpoint"},
     "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},
     "debug": {"profile_dir", "crash_dump_dir", "tensor_dump_dir", "tensor_dump_input"},
+    "limits": {"tenants": {"__all__": {"api_key"}}},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 
@@ -88,6 +91,7 @@ def server_info(server: ServerState) -> dict[str, Any]:
         "tp_size": plan.tp_size,
         "pp_size": plan.pp_size,
         "nnodes": server.config.parallel.num_nodes,
+        "speculation": _speculation(server),
         "weight_version": server.weights.version,
         "weight_updates": server.weights.num_updates,
         "config": server.config.model_dump(mode="json", exclude=_UNSHOWN),
@@ -100,6 +104,39 @@ def server_info(server: ServerState) -> dict[str, Any]:
                 "last_step_s": stats.last_step_s,
             }
         ],
+    }
+
+
+def _speculation(server: ServerState) -> dict[str, Any] | None:
+    """Return how rows get drafts, and how many of them were right; None = they get none."""
+    spec, stats = server.plan.speculation, server.client.stats()
+    if spec is None:
+        return None
+    return {
+        "method": spec.method,
+        "max_drafts": spec.max_drafts,
+        "adaptive": spec.is_adaptive,
+        **_counts(
+            DraftCounts(
+                stats.drafted_rows_total, stats.draft_tokens_total, stats.accepted_drafts_total
+            )
+        ),
+        "sources": {source: _counts(counts) for source, counts in stats.drafts_by_source},
+        "tried_by_position": stats.tried_drafts,
+        "right_by_position": stats.right_drafts,
+        "draft_time_s": stats.draft_time_total_s,
+        "verify_steps": stats.verify_steps_total,
+        "verify_time_s": stats.verify_time_total_s,
+    }
+
+
+def _counts(counts: DraftCounts) -> dict[str, float]:
+    return {
+        "verified_rows": counts.num_rows,
+        "draft_tokens": counts.num_drafts,
+        "accepted_drafts": counts.num_accepted,
+        "acceptance_rate": counts.acceptance_rate,
+        "tokens_per_verified_row": counts.tokens_per_row,
     }
 
 
@@ -224,6 +261,10 @@ async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], di
     await server.model(parsed.model)
     is_list = bool(parsed.tokens) and isinstance(parsed.tokens[0], list)
     all_ids = parsed.tokens if is_list else [parsed.tokens]
+    num_ids, most = sum(map(len, all_ids)), max(MAX_DETOKENIZE_IDS, server.plan.max_model_len)
+    if num_ids > most:
+        message = f"tokens has {num_ids} ids; at most {most} are allowed. Send fewer at a time."
+        raise InvalidRequest(message, "tokens", limit="max_detokenize_ids")
     for ids in all_ids:
         check_vocabulary(ids, server.tokenizer.vocab_size, "tokens")
 

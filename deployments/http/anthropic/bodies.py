@@ -256,4 +256,5 @@ class MessagesBody(CountTokensBody):
     diagnostics: Any = None
     # Extensions of Anthropic's API, as in chat completions.
     priority: int | None = None
+    max_drafts: Count | None = None
     cache_salt: Label | None = None

@@ -36,6 +36,7 @@ _SAME = (
     "top_p",
     "top_k",
     "priority",
+    "max_drafts",
     "cache_salt",
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

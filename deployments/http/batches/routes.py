@@ -149,6 +149,7 @@ def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> N
             endpoint=body.endpoint,
             input_file_id=given.id,
             owner=request.state.owner,
+            tenant=request.state.tenant,
             model=server.plan.served_model_name,
             metadata=body.metadata,
         )

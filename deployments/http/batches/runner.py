@@ -216,7 +216,9 @@ class _Run:
 
     async def _ask(self, body: dict[str, Any], rid: str) -> Any:
         batch = self._batch
-        context = RequestContext(request_id=rid, owner=batch.owner, viewer=batch.owner or None)
+        context = RequestContext(
+            request_id=rid, owner=batch.owner, tenant=batch.tenant, viewer=batch.owner or None
+        )
         job, _ = await self._endpoint.job(self._served, body, context)
         lowest = LOWEST_PRIORITY
         if self._served.plan.low_priority_first:

@@ -39,6 +39,7 @@ class Batch:
     """One batch.
 
     owner:          the owner of the batch and its files
+    tenant:         whose limits count; "" = callers without a tenant's key
     output, error:  ids of the result files, generated in advance
     times:          Unix time in seconds of each status, by OpenAI's names (`in_progress_at`)
     errors:         faults of the input file, if the batch failed because of them
@@ -53,6 +54,7 @@ class Batch:
     expires_at: int
     output: str
     error: str
+    tenant: str = ""
     metadata: dict[str, str] | None = None
     status: str = "validating"
     times: dict[str, int] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class BatchStore:
         endpoint: str,
         input_file_id: str,
         owner: str,
+        tenant: str = "",
         metadata: dict[str, str] | None,
         model: str | None = None,
     ) -> Batch:
@@ -129,6 +132,7 @@ class BatchStore:
         batch = Batch(
             id=self._records.new_id(),
             owner=owner,
+            tenant=tenant,
             endpoint=endpoint,
             input_file_id=input_file_id,
             created_at=now,

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 from typing import Self
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remora.configs.secrets import read_keys
-from remora.configs.sections.api import ApiSection
+from remora.configs.schema import ServeConfig
+from remora.configs.secrets import read_callers_keys, read_keys
+from remora.configs.sections.limits import UNNAMED
 from remora.deployments.http.core.wire import route_path
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics"})
@@ -61,23 +62,23 @@ class Access:
     """The keys of a server and the rights that they give.
 
     keys, admin_keys:  None = no key is needed, or there is no admin key
+    tenants:           the keys of each tenant, which `keys` are checked after
     is_local:          whether only this machine can reach the server
     """
 
     keys: Keys | None = None
     admin_keys: Keys | None = None
     is_local: bool = False
+    tenants: Mapping[str, Keys] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, api: ApiSection, *, is_local: bool) -> Self:
+    def of(cls, config: ServeConfig, *, is_local: bool) -> Self:
         """Return the access rules of a configuration. Raises ConfigError."""
-
-        def keys(reference: str | None, key: str) -> Keys | None:
-            return None if reference is None else Keys(read_keys(reference, key))
-
+        admin, keys = config.api.admin_api_key, read_callers_keys(config)
         return cls(
-            keys=keys(api.api_key, "api.api_key"),
-            admin_keys=keys(api.admin_api_key, "api.admin_api_key"),
+            keys=Keys(key for given in keys.values() for key in given) if keys else None,
+            tenants={name: Keys(given) for name, given in keys.items() if name != UNNAMED},
+            admin_keys=None if admin is None else Keys(read_keys(admin, "api.admin_api_key")),
             is_local=is_local,
         )
 
@@ -101,6 +102,12 @@ class Access:
             key for key in _given_keys(headers) if self.keys is not None and self.keys.hold(key)
         ]
         return _digest(held[0]).hex()[:32] if held else ""
+
+    def tenant(self, headers: Headers) -> str:
+        """Return the tenant of the key in these headers; "" if it belongs to none."""
+        given = _given_keys(headers)
+        held = [name for name, keys in self.tenants.items() if any(map(keys.hold, given))]
+        return held[0] if held else ""
 
     def viewer(self, headers: Headers) -> str | None:
         """Return the owner whose objects the sender may see; None = all owners."""
@@ -168,12 +175,20 @@ def unauthorized(message: str) -> HTTPException:
 class Gate:
     """ASGI middleware that refuses callers without a key. `Edge` answers its errors.
 
-    access:  returns the current access rules
+    access:         returns the current access rules
+    limit_headers:  returns the headers that report a tenant's limits
     """
 
-    def __init__(self, app: ASGIApp, *, access: Callable[[], Access]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Callable[[], Access],
+        limit_headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         self._app = app
         self._access = access
+        self._limit_headers = limit_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -184,8 +199,23 @@ class Gate:
                 found = "is not one of this server's" if _given_keys(headers) else "is missing"
                 raise unauthorized(f"The API key {found}.")
             state = scope.setdefault("state", {})
-            state.update(access=access, owner=access.owner(headers))
+            tenant = access.tenant(headers) if role is not Role.STRANGER else ""
+            state.update(access=access, owner=access.owner(headers), tenant=tenant)
+            if role is not Role.STRANGER and route_path(scope) not in OPEN_PATHS:
+                send = self._reporting(tenant, send)
         await self._app(scope, receive, send)
+
+    def _reporting(self, tenant: str, send: Send) -> Send:
+        """Return a `send` that adds the state of the tenant's limits to the answer's headers."""
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in self._limit_headers(tenant).items():
+                    headers[name] = value
+            await send(message)
+
+        return send_on
 
 
 async def require_operator(request: Request) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -39,6 +41,7 @@ MAX_BIAS = 100.0
 _INT32 = 2**31 - 1
 _INT64 = 2**63
 _MAX_SHOWN_CHARS = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def fault(message: str, *, param: str = "") -> PydanticCustomError:
@@ -107,6 +110,13 @@ def _check_params(value: Any) -> dict[str, Any] | None:
     return value
 
 
+def _check_path(value: str) -> str:
+    if _CONTROL.search(value):
+        raise fault("contains a control character or half a surrogate pair")
+    return value
+
+
+PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_path)]
 StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1), AtMost("max_stop_chars")]],
     Field(fail_fast=True),
@@ -163,6 +173,7 @@ class SamplingBody(Body):
     # No effect: the tokenizers in use never put spaces there.
     spaces_between_special_tokens: bool | None = None
     n: NumOutputs | None = None
+    max_drafts: Count | None = None
 
 
 class StreamOptions(Body):

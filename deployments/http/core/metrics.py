@@ -57,8 +57,128 @@ class StatsCollector(Collector):
             yield metric
 
 
+class DraftsCollector(Collector):
+    """Exports speculative decoding: drafts by source and by position in a row, and times.
+
+    The first position is 1. Drafts of requests' predictions have a source of their own.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+        self._stats = stats
+        self._model = model
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the current values; nothing without speculation."""
+        stats = self._stats()
+        if not stats.drafts_by_source:
+            return
+        sources = dict(stats.drafts_by_source)
+        for name, text, values in (
+            (
+                "draft_tokens",
+                "Drafts that were verified.",
+                [c.num_drafts for c in sources.values()],
+            ),
+            (
+                "accepted_drafts",
+                "Verified drafts that were right.",
+                [c.num_accepted for c in sources.values()],
+            ),
+            (
+                "drafted_rows",
+                "Rows of steps that had drafts; each yields one token more than right drafts.",
+                [c.num_rows for c in sources.values()],
+            ),
+        ):
+            yield self._labelled(name, text, "source", zip(sources, values, strict=True))
+        for name, text, counts in (
+            ("verified", "Drafts whose predecessors were right.", stats.tried_drafts),
+            ("right", "Drafts that were right, as their predecessors.", stats.right_drafts),
+        ):
+            by_position = ((str(place), count) for place, count in enumerate(counts, start=1))
+            yield self._labelled(f"{name}_drafts_by_position", text, "position", by_position)
+        for name, text, value in (
+            (
+                "draft_time_seconds",
+                "Time of draft models and heads, before the forward passes of their steps. "
+                "Looking tokens up is not counted.",
+                stats.draft_time_total_s,
+            ),
+            ("verify_steps", "Steps in which a row had drafts.", stats.verify_steps_total),
+            (
+                "verify_time_seconds",
+                "Forward passes and sampling of the steps in which a row had drafts, with all "
+                "their tokens: those of other rows and of prompts too. Drafting is not counted.",
+                stats.verify_time_total_s,
+            ),
+        ):
+            metric = CounterMetricFamily(f"remora_{name}", text, labels=["model_name"])
+            metric.add_metric([self._model], value)
+            yield metric
+
+    def _labelled(
+        self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]
+    ) -> Metric:
+        metric = CounterMetricFamily(f"remora_{name}", text, labels=["model_name", label])
+        for key, value in values:
+            metric.add_metric([self._model, key], value)
+        return metric
+
+
+class TenantsCollector(Collector):
+    """Exports the work of each tenant, by the names in the configuration."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+        self._stats = stats
+        self._model = model
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the current values; nothing without tenants."""
+        named = [tenant for tenant in self._stats().tenants if tenant.name]
+        for name, text, family, values in (
+            ("running", "Running sequences.", GaugeMetricFamily, [t.num_running for t in named]),
+            ("waiting", "Waiting sequences.", GaugeMetricFamily, [t.num_waiting for t in named]),
+            (
+                "held_pages",
+                "KV pages of running sequences; shared ones count for each.",
+                GaugeMetricFamily,
+                [t.num_held_pages for t in named],
+            ),
+            (
+                "tokens",
+                "Tokens computed, of prompts and outputs.",
+                CounterMetricFamily,
+                [t.served_tokens_total for t in named],
+            ),
+        ):
+            labels = ["model_name", "tenant"]
+            metric = family(f"remora_tenant_{name}", f"By tenant: {text}", labels=labels)
+            for tenant, value in zip(named, values, strict=True):
+                metric.add_metric([self._model, tenant.name], value)
+            if named:
+                yield metric
+
+
+_DRAFT_VALUES = (
+    "draft_tokens_total",
+    "accepted_drafts_total",
+    "drafted_rows_total",
+    "drafts_by_source",
+    "tried_drafts",
+    "right_drafts",
+    "draft_time_total_s",
+    "verify_steps_total",
+    "verify_time_total_s",
+)
+_NOT_NUMBERS = (*_DRAFT_VALUES, "tenants")
+
+
 def _values_of(stats: EngineStats) -> Mapping[str, float]:
-    return {**asdict(stats), "kv_usage": stats.kv_usage}
+    """Return the values that are numbers and that `DraftsCollector` does not export."""
+    values = asdict(stats)
+    for name in _NOT_NUMBERS:
+        del values[name]
+    return {**values, "kv_usage": stats.kv_usage}
 
 
 class Metrics:
@@ -75,6 +195,8 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatsCollector(lambda: _values_of(stats()), model))
+        self.registry.register(DraftsCollector(stats, model))
+        self.registry.register(TenantsCollector(stats, model))
         self.registry.register(
             StatsCollector(lambda: asdict(grammar_stats()), model, source="grammar")
         )
@@ -100,6 +222,12 @@ class Metrics:
             ("model_name", "limit"),
             registry=self.registry,
         )
+        self._tenant_requests = Counter(
+            "remora_tenant_requests",
+            "Calls of each tenant: started, or refused by the limit of this name.",
+            ("model_name", "tenant", "outcome"),
+            registry=self.registry,
+        )
         self._call_faults = Counter(
             "remora_tool_call_faults",
             "Tool calls that models wrote badly, by format and kind of fault.",
@@ -114,6 +242,14 @@ class Metrics:
             "Arrival to first token.",
             keys.first_token_buckets_s or _LONG_S,
         )
+        self.tenant_first_token = Latencies(
+            "remora_tenant_time_to_first_token_seconds",
+            "Arrival to first token, by tenant.",
+            self._model,
+            keys.first_token_buckets_s or _LONG_S,
+            labels=("tenant",),
+        )
+        self.registry.register(self.tenant_first_token)
         self.inter_token = self._latencies(
             "inter_token_latency", "Between tokens.", keys.inter_token_buckets_s or _SHORT_S
         )
@@ -154,6 +290,11 @@ class Metrics:
         """Count a request refused by a limit, or a stream closed by one."""
         self._refusals.labels(self._model, limit).inc()
 
+    def count_tenant_request(self, tenant: str, outcome: str) -> None:
+        """Count a call of a tenant; "" = it has none, and is not counted."""
+        if tenant:
+            self._tenant_requests.labels(self._model, tenant, outcome).inc()
+
     def count_call_fault(self, format_name: str, fault: CallFault) -> None:
         """Count a malformed tool call of a model."""
         self._call_faults.labels(self._model, format_name, fault.value).inc()
@@ -162,9 +303,9 @@ class Metrics:
         """Count finished sequences."""
         self._finished.labels(self._model, reason, *labels).inc(num_sequences)
 
-    def of_request(self, labels: tuple[str, ...]) -> RequestMetrics:
+    def of_request(self, labels: tuple[str, ...], tenant: str = "") -> RequestMetrics:
         """Return the metrics of a request with these label values; none given = all empty."""
-        return RequestMetrics(self, labels or ("",) * len(self._labels))
+        return RequestMetrics(self, labels or ("",) * len(self._labels), tenant)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -175,11 +316,13 @@ class RequestMetrics:
     """The histogram series of one request.
 
     labels:  the request's label values
+    tenant:  "" = it has none
     """
 
-    def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
+    def __init__(self, metrics: Metrics, labels: tuple[str, ...], tenant: str = "") -> None:
         self._metrics = metrics
         self._labels = labels
+        self._tenant = tenant
         self._observe_inter_token: Callable[[float, int], None] | None = None
 
     def prompt(self, num_tokens: int) -> None:
@@ -189,6 +332,8 @@ class RequestMetrics:
     def first_token(self, seconds: float, queue_s: float) -> None:
         """Record the time to the first token, and the time in the queue."""
         self._metrics.first_token.observe(seconds, labels=self._labels)
+        if self._tenant:
+            self._metrics.tenant_first_token.observe(seconds, labels=(self._tenant,))
         self._metrics.queue.observe(queue_s, labels=self._labels)
 
     def tokens(self, seconds: float, num_tokens: int) -> None:

@@ -1,16 +1,18 @@
 """Metric labels that a request brings in a header: a JSON object of texts.
 
-Only names allowed by the operator count, and the number of label sets is limited: each set is a
-series of its own, and a client could otherwise create any number of them.
+Only names allowed by the operator count, and the number of label sets is limited, in all and for
+each API key: each set is a series of its own, about 13 KB of /metrics, which needs no key.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import orjson
 
-MAX_LABEL_SETS = 1000
+MAX_LABEL_SETS = 256
+MAX_SETS_PER_KEY = 64
 MAX_VALUE_CHARS = 64
 OTHER = "other"
 
@@ -25,9 +27,13 @@ class RequestLabels:
         self._header = header.lower().encode()
         self._names = tuple(names)
         self._seen: set[tuple[str, ...]] = set()
+        self._num_by_owner = Counter[str]()
 
-    def read(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
-        """Return the label values in a request's headers, in the order of the names."""
+    def read(self, headers: Sequence[tuple[bytes, bytes]], owner: str) -> tuple[str, ...]:
+        """Return the label values in a request's headers, in the order of the names.
+
+        owner:  of the request's key, who may add MAX_SETS_PER_KEY sets; "" = there are no keys
+        """
         if not self._names:
             return ()
         given = next((value for name, value in headers if name == self._header), b"{}")
@@ -38,9 +44,12 @@ class RequestLabels:
         if not isinstance(found, dict):
             found = {}
         values = tuple(_text(found.get(name, "")) for name in self._names)
-        if values not in self._seen and len(self._seen) >= MAX_LABEL_SETS:
-            return (OTHER,) * len(self._names)
-        self._seen.add(values)
+        if values not in self._seen:
+            most = MAX_SETS_PER_KEY if owner else MAX_LABEL_SETS
+            if len(self._seen) >= MAX_LABEL_SETS or self._num_by_owner[owner] >= most:
+                return (OTHER,) * len(self._names)
+            self._seen.add(values)
+            self._num_by_owner[owner] += 1
         return values
 
 

@@ -1,22 +1,26 @@
-"""Error bodies for the responses of Serve's own proxy.
+"""The middleware in front of Serve's proxies: refusals and errors that no replica writes.
 
 Serve answers some requests in plain text before they reach a replica (no replica, queue full,
-timeout). As a middleware of the proxy, this module turns such answers into error objects of the
-path's dialect; responses of replicas pass through unchanged.
+timeout). This module turns such answers into error objects of the path's dialect; responses of
+replicas pass through unchanged. Headers that Serve reads without a check of its own are checked
+here.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remora.configs.errors import Unavailable
+from remora.configs.errors import InvalidRequest, Unavailable
 from remora.deployments.http.core.edge import error_answer
 from remora.deployments.http.core.errors import answer_to_status
+from remora.deployments.http.core.http_protocol import guard_connections
+from remora.deployments.http.core.serve_headers import TIMEOUT, check_serve_headers
 from remora.deployments.http.core.wire import dumps
 from remora.deployments.http.core.wire_formats import Dialect, dialect_of
 
@@ -27,28 +31,36 @@ log = logging.getLogger(__name__)
 
 
 class ProxyErrors:
-    """ASGI middleware that rewrites plain-text errors."""
+    """ASGI middleware that refuses headers which Serve cannot read and rewrites plain errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        try:
+            check_serve_headers(scope.get("headers", ()))
+        except InvalidRequest as error:
+            await _refuse(error, scope, receive, send)
             return
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         # By the path alone: this says nothing of applications mounted elsewhere than at /.
         dialect = dialect_of(scope["path"])
         held: Message | None = None
-        has_started = False
+        has_answered = False
         text = b""
 
         async def send_on(message: Message) -> None:
-            nonlocal held, has_started, text
-            has_started = True
+            nonlocal held, has_answered, text
             if message["type"] == "http.response.start" and _is_plain_error(message):
                 held = message
                 return
+            has_answered = True
             if held is None:
                 await send(message)
                 return
@@ -57,15 +69,16 @@ class ProxyErrors:
                 if held["status"] == 404 and not await self._knows_routes(scope):
                     await _NO_ROUTES(scope, receive, send)
                 else:
-                    await _send_shaped(held, text, send, dialect)
+                    await _send_shaped(held, _message(scope, text), send, dialect)
 
+        # A replica that dies before it has sent anything ends in either way.
         try:
             await self._app(scope, receive, send_on)
         except Exception:
-            # A replica that dies before it has sent anything ends like this.
-            if has_started:
+            if has_answered:
                 raise
             log.exception("Serve's proxy failed")
+        if not has_answered:
             error = Unavailable("No replica could answer. Please try again.")
             await error_answer(error, dialect)(scope, receive, send)
 
@@ -88,14 +101,32 @@ class ProxyErrors:
         return statuses[0] != 503
 
 
+async def _refuse(error: InvalidRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    answer = error_answer(error, dialect_of(scope["path"]))
+    answer.headers["x-request-id"] = uuid.uuid4().hex
+    await answer(scope, receive, send)
+
+
 def _is_plain_error(start: Message) -> bool:
     media_type = Headers(raw=start["headers"]).get("content-type", "text/plain")
     return start["status"] >= 400 and media_type.startswith("text/plain")
 
 
-async def _send_shaped(start: Message, text: bytes, send: Send, dialect: Dialect) -> None:
-    answer = answer_to_status(start["status"])
+def _message(scope: Scope, text: bytes) -> str:
     message = text.decode("utf-8", "replace").strip() or "The request was refused."
+    if "timed out after" not in message:
+        return message
+    # Serve names its own limit here, or "None", even if the request's header set another.
+    own = float(Headers(scope=scope).get(TIMEOUT, "0"))
+    limit = f"{own:g} s ({TIMEOUT})" if own > 0 else "the limit (http_options.request_timeout_s)"
+    return f"The request took longer than {limit}."
+
+
+async def _send_shaped(start: Message, message: str, send: Send, dialect: Dialect) -> None:
+    answer = answer_to_status(start["status"])
     if answer.status >= 500 and answer.type == "server_error":
         # Serve puts tracebacks into these messages.
         message = "Something went wrong on our side; the server's log says more."
@@ -111,8 +142,9 @@ async def _send_shaped(start: Message, text: bytes, send: Send, dialect: Dialect
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middlewares for Serve's proxy.
+    """Return the middlewares for Serve's proxy; the HTTP server that it starts drops trailers.
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH may also name this function as the callback.
     """
+    guard_connections()
     return [Middleware(ProxyErrors)]

@@ -26,6 +26,7 @@ _CHOSEN = (
     "Log-probabilities of chosen tokens are not available; ask for those of the most likely ones, "
     "by top_logprobs or, in /generate, top_logprobs_num."
 )
+_PREDICTION = "Predicted outputs belong to the bodies of /v1/chat/completions."
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 
 _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
@@ -64,7 +65,6 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
         (
             ("modalities", (["text"],)),
             ("audio", ()),
-            ("prediction", ()),
             ("image_data", _EMPTY),
             ("audio_data", _EMPTY),
             ("video_data", _EMPTY),
@@ -116,6 +116,7 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("service_tier", ("auto", "default")),
         ),
     ),
+    "prediction": (_PREDICTION, (("prediction", ()),)),
     "chosen": (_CHOSEN, (("logprob_token_ids", _EMPTY), ("token_ids_logprob", _EMPTY))),
     "output": (
         _OUTPUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    Field,
     PlainValidator,
     WithJsonSchema,
     field_validator,
@@ -109,6 +110,27 @@ class TemplateBody(ToolsBody):
         return self.add_generation_prompt
 
 
+class PredictedPart(Body):
+    """A part of a predicted output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(Body):
+    """What the client expects the answer to be. It can speed the answer up, and not change it."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Field(max_length=MAX_DOCUMENTS)]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     """Body of /v1/chat/completions."""
 
@@ -122,6 +144,8 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
     thinking_token_budget: Count | None = None
+    prediction: PredictedOutput | None = None
+    task_id: TaskId | None = None
 
 
 class CompletionBody(OpenAIBody, ConstraintBody):

@@ -125,6 +125,7 @@ async def prepare_chat(
     options = PromptSettings(
         add_special_tokens=bool(body.add_special_tokens),
         cut=cut_of(body, server, max_tokens),
+        task=server.tasks.ids(body.task_id),
         param="messages",
         scored_param="top_logprobs",
         tools_param="functions" if body.is_old else "tools",
@@ -148,6 +149,7 @@ async def prepare_chat(
         may_heal=False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        prediction=None if body.prediction is None else body.prediction.text,
     )
     (request,) = await prepare(server, context, [generation], options)
     return PreparedChat(

@@ -175,7 +175,16 @@ async def prompt_ids(
         # A longer list is refused for its length, so its ids need no check.
         if not isinstance(prompt, str) and len(ids) <= server.plan.max_sequence_tokens:
             check_vocabulary(ids, server.tokenizer.vocab_size, param)
-    return [before + ids for ids in all_ids] if before else all_ids
+    if not before:
+        return all_ids
+    start = server.tokenizer.encode("", add_special_tokens=True)
+    return [_joined(before, ids, start) for ids in all_ids]
+
+
+def _joined(before: list[int], ids: list[int], start: list[int]) -> list[int]:
+    """Join ids; `start`, with which plain texts begin, is not repeated (templates write it too)."""
+    is_doubled = before[: len(start)] == start == ids[: len(start)]
+    return before + (ids[len(start) :] if is_doubled else ids)
 
 
 def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param: str) -> None:

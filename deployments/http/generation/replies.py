@@ -21,6 +21,7 @@ from remora.deployments.parsers.events import (
 )
 from remora.deployments.parsers.replies import ParserFactory
 from remora.deployments.parsers.reply_reader import ReplyReader
+from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
 from remora.engine.types import FinishReason, FloatArray, Output, TokenLogprob
 
 TOOL_CALLS = "tool_calls"
@@ -50,6 +51,8 @@ class Reply:
     counts_calls:          whether a reply that stops after tool calls ends with `tool_calls`
     texts, reasoning:      pieces of the answer, and of the reasoning before it
     num_reasoning_tokens:  set at the end of the reply
+    drafts:                verified drafts so far
+    predicted:             tokens of the prediction that became output, and that did not
     written:               log-probabilities in an API's format so far, by field name
     """
 
@@ -70,6 +73,8 @@ class Reply:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
+    drafts: DraftCounts = NONE_VERIFIED
+    predicted: tuple[int, int] = (0, 0)
     written: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -92,6 +97,8 @@ class Reply:
         self.num_output_tokens = output.num_output_tokens
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
+        self.drafts = output.drafts
+        self.predicted = output.predicted
         if output.logprobs:
             self.logprobs += output.logprobs
         if output.prompt_logprobs:
@@ -191,12 +198,16 @@ class Replies:
         num_output = sum(reply.num_output_tokens for reply in self.all)
         num_cached = sum(reply.num_cached_tokens for reply in self.all[:: self._n])
         num_reasoning = sum(reply.num_reasoning_tokens for reply in self.all)
+        details = {"reasoning_tokens": num_reasoning}
+        right, wrong = (sum(reply.predicted[place] for reply in self.all) for place in (0, 1))
+        if right or wrong:
+            details |= {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
-            "completion_tokens_details": {"reasoning_tokens": num_reasoning},
+            "completion_tokens_details": details,
         }
 
 

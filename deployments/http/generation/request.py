@@ -18,7 +18,7 @@ from remora.deployments.http.core.body_limits import check_sequences
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.constraints import OutputConstraint, compile_constraint
 from remora.deployments.http.generation.logprobs import check_scored
-from remora.deployments.http.generation.prompts import Cut, check_room, prompt_ids
+from remora.deployments.http.generation.prompts import Cut, check_room, encode, prompt_ids
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedModel, ServerState
 from remora.deployments.parsers.tools import NO_TOOLS, ToolUse
@@ -35,6 +35,7 @@ class GenerationRequest:
     name:                by which the prompt alone can be aborted; None = the request's id
     use:                 tools of a conversation
     may_heal:            whether the last token of a text may be generated anew
+    prediction:          text that the output is expected to have; None = nothing is expected
     """
 
     prompt: PromptInput
@@ -48,6 +49,7 @@ class GenerationRequest:
     may_heal: bool = True
     priority: int = 0
     cache_salt: str = ""
+    prediction: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +120,33 @@ async def prepare(
                 prompt_ids=ids,
                 sampling=sampling,
                 priority=request.priority,
-                cache_salt=request.cache_salt,
+                cache_salt=_salt(server, context, request),
                 grammar=grammars[found],
                 heal=_heals(server, request, sampling, grammars[found]),
                 reasoning=request.reasoning,
                 lora_id=request.model.lora_id,
                 kept_tokens=len(options.task),
+                prediction_ids=await _predicted(server, request),
             )
         )
     return tuple(made)
+
+
+def _salt(server: ServerState, context: RequestContext, request: GenerationRequest) -> str:
+    """Return the salt of the request's prefix-cache entries, which other keys do not have."""
+    if not context.owner or server.config.api.share_prefix_cache:
+        return request.cache_salt
+    return f"{context.owner}:{request.cache_salt}"
+
+
+async def _predicted(server: ServerState, request: GenerationRequest) -> Sequence[int]:
+    """Return the tokens of the prediction, where it can speed the answer up."""
+    if not request.prediction or server.plan.speculation is None:
+        return ()
+    (ids,) = await encode(
+        server, [request.prediction], add_special_tokens=False, param="prediction.content"
+    )
+    return ids[: server.plan.max_sequence_tokens]
 
 
 def _limited(

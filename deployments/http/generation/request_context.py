@@ -27,6 +27,8 @@ class RequestContext:
 
     request_id:  the caller's name for the request, or a generated one
     owner:       owner of the objects that the request creates
+    tenant:      whose limits and share of the engine count; "" = callers without a tenant's key,
+                 None = the server itself, which has no limits
     viewer:      owner of the objects that the request may see; None = all owners
     labels:      values of the operator's metric labels; empty = none are configured
     trace:       W3C headers of the caller's trace
@@ -36,6 +38,7 @@ class RequestContext:
 
     request_id: str
     owner: str = ""
+    tenant: str | None = None
     viewer: str | None = None
     labels: tuple[str, ...] = ()
     trace: Mapping[str, str] = field(default_factory=dict)
@@ -52,8 +55,9 @@ class RequestContext:
         return cls(
             request_id=state.request_id,
             owner=state.owner,
+            tenant=state.tenant,
             viewer=viewer(request),
-            labels=labels.read(request.scope["headers"]),
+            labels=labels.read(request.scope["headers"], state.owner),
             trace={n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers},
             **given,
         )

@@ -15,11 +15,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
+from remora.configs.errors import (
+    CapacityError,
+    EngineError,
+    InvalidRequest,
+    RateLimited,
+    RequestTimedOut,
+    Unavailable,
+)
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.core.concurrency import ConcurrencyLimiter
 from remora.deployments.http.core.metrics import Metrics, RequestMetrics
+from remora.deployments.http.core.tenants import Account, Tenants
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
@@ -97,8 +104,9 @@ class RequestLimits:
     timeout_s:        limit on the whole request; None = no limit
     queue_timeout_s:  limit on the time until its first step
     max_sequences:    most sequences of one request
-    max_requests:     most concurrent requests; None = any number
+    max_requests:     most concurrent requests of each tenant; None = any number
     wait_when_busy:   whether a request over `max_requests` waits, up to `queue_timeout_s`
+    low_priority_first:  whether lower priorities run first
     """
 
     timeout_s: float | None
@@ -106,6 +114,7 @@ class RequestLimits:
     max_sequences: int
     max_requests: int | None = None
     wait_when_busy: bool = False
+    low_priority_first: bool = False
 
     @classmethod
     def of(cls, config: ServeConfig, plan: EnginePlan) -> Self:
@@ -116,25 +125,29 @@ class RequestLimits:
             max_sequences=plan.max_open_sequences,
             max_requests=config.api.max_concurrent_requests,
             wait_when_busy=config.api.wait_when_busy,
+            low_priority_first=plan.low_priority_first,
         )
 
 
 class RequestTracker:
     """Opens requests and keeps track of them. `limits` may be replaced at any time.
 
+    tenants:      whose requests they are
     is_draining:  whether the replica is shutting down
     observers:    notified of each request
     """
 
-    def __init__(self, client: EngineClient, metrics: Metrics, limits: RequestLimits) -> None:
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, limits: RequestLimits, tenants: Tenants
+    ) -> None:
         self._client = client
         self._metrics = metrics
         self.limits = limits
+        self.tenants = tenants
         self.is_draining = False
         self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
-        self._limiter = ConcurrencyLimiter()
 
     async def open(
         self,
@@ -151,7 +164,8 @@ class RequestTracker:
         takes_place:      whether the request counts towards `max_requests`
         interval_tokens:  outputs of a sequence are joined to this many tokens, except for the first
 
-        Raises the engine's errors and RequestTimedOut.
+        Raises the engine's errors, RequestTimedOut, RateLimited for a limit of the tenant, and
+        InvalidRequest for a priority that it may not use.
         """
         try:
             self._client.check_health()
@@ -159,21 +173,43 @@ class RequestTracker:
             # Not a fault of the request: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
         rid = context.request_id
-        numbered = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
+        account = self.tenants.account(context.tenant)
+        account.check_priority(requests, low_first=self.limits.low_priority_first)
+        numbered = [
+            replace(r, request_id=f"{rid}#{next(self._numbers)}", tenant=account.tenant)
+            for r in requests
+        ]
         if context.answer is not None and len(numbered) == 1:
             numbered = [context.answer.resumed(numbered[0])]
+        if (
+            context.answer is None or not context.answer.begun.tokens
+        ):  # others are counted elsewhere
+            self._admit(account, numbered)
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
         intervals = None if interval_tokens == 1 else _Intervals(interval_tokens)
-        outputs = self._run(context, names, numbered, takes_place, intervals)
+        outputs = self._run(context, account, names, numbered, takes_place, intervals)
         try:
             await self._wait_for_first(outputs, numbered)
-        except BaseException:
+        except BaseException as error:
             # This includes a caller that disconnected just after the first output arrived.
             await outputs.aclose()
+            self._count_refusal(account, error)
             raise
+        self._metrics.count_tenant_request(account.tenant.name, "started")
         return outputs
+
+    def _admit(self, account: Account, requests: Sequence[Request]) -> None:
+        try:
+            account.admit(requests)
+        except RateLimited as error:
+            self._count_refusal(account, error)
+            raise
+
+    def _count_refusal(self, account: Account, error: BaseException) -> None:
+        if isinstance(error, CapacityError) and error.limit is not None:
+            self._metrics.count_tenant_request(account.tenant.name, error.limit)
 
     async def _wait_for_first(self, outputs: OutputStream, requests: Sequence[Request]) -> None:
         """Wait until `outputs` is ready, up to the queue timeout if all requests are queued."""
@@ -213,6 +249,7 @@ class RequestTracker:
     async def _run(
         self,
         context: RequestContext,
+        account: Account,
         names: Mapping[str, set[str]],
         requests: Sequence[Request],
         takes_place: bool,
@@ -224,7 +261,7 @@ class RequestTracker:
         """
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
-        clock = _Clock(self._metrics.of_request(context.labels))
+        clock = _Clock(self._metrics.of_request(context.labels, account.tenant.name))
         for request in requests:
             clock.own.prompt(len(request.prompt_ids))
         unfinished = sum(request.sampling.n for request in requests)
@@ -237,13 +274,14 @@ class RequestTracker:
         wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
             async with (
-                self._limiter.taken(most, wait_s=wait_s),
+                account.concurrent.taken(most, wait_s=wait_s),
                 aclosing(source) as events,
             ):
                 is_ready = False
                 async for event in events:
                     prompt, output = (0, event) if is_single else event
                     clock.note(prompt, output)
+                    account.spend(len(output.token_ids))
                     if trace is not None:
                         trace.note(prompt, output)
                     if output.finish_reason is not None:

@@ -71,6 +71,7 @@ def sampling_params(
             skip_special_tokens=fields.skip_special_tokens is not False,
             custom_logit_processor=fields.custom_logit_processor,
             custom_params=fields.custom_params or {},
+            max_drafts=fields.max_drafts,
             **{"n": fields.n or 1, **given},
         )
     except InvalidSampling as error:

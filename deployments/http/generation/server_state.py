@@ -14,6 +14,7 @@ from remora.deployments.adapters.served_adapters import Adapters
 from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.core.settings import Settings
+from remora.deployments.http.core.tenants import Tenants
 from remora.deployments.http.generation.encoding import Encoder
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
@@ -129,7 +130,12 @@ class ServerState:
         )
         api = server.config.api
         settings = Settings(server.config, server.plan, server.generation_defaults)
-        calls = RequestTracker(server.client, metrics, RequestLimits.of(server.config, server.plan))
+        calls = RequestTracker(
+            server.client,
+            metrics,
+            RequestLimits.of(server.config, server.plan),
+            Tenants(server.config.limits),
+        )
         calls.observers = RequestObservers(
             [RequestLog(lambda: settings.config.metrics, server.tokenizer)]
         )
@@ -174,6 +180,7 @@ class ServerState:
         self.settings.adopt(config)
         self.client.limit_queue(self.plan)
         self.calls.limits = RequestLimits.of(config, self.plan)
+        self.calls.tenants.adopt(config.limits)
 
     def part(self, kind: type[PartT], make: Callable[[ServeConfig], PartT]) -> PartT:
         """Return the API's single object of this type, created at the first call."""

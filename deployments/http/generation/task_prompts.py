@@ -52,8 +52,11 @@ class TaskPrompts:
             raise InvalidRequest(f"There is no task {task_id}; known are: {known}.", "task_id")
         return ids
 
-    async def compute(self, client: EngineClient, max_tokens: int) -> None:
-        """Compute the KV of all task prompts; `max_tokens` is the engine's longest sequence.
+    async def compute(self, client: EngineClient, max_tokens: int, *, runs: bool = True) -> None:
+        """Check all task prompts and compute their KV.
+
+        max_tokens:  of the engine's longest sequence
+        runs:        False = only check them
 
         Raises ConfigError for a task prompt that leaves no room for a prompt and an output.
         """
@@ -64,6 +67,8 @@ class TaskPrompts:
                     f"api.task_prompts: the text of {name} has {len(ids)} tokens, and a sequence "
                     f"{max_tokens} at most; shorten it"
                 )
+            if not runs:
+                continue
             request = Request(
                 request_id=f"task-{uuid.uuid4().hex}",
                 prompt_ids=ids,

@@ -6,18 +6,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.http.core.fields import Body
+from remora.deployments.http.core.fields import Body, PathText
 from remora.engine.protocols import EngineClient
 
 log = logging.getLogger(__name__)
 
 Install = Callable[[], None]
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,10 @@ class WeightUpdate:
 class UpdateBody(Body):
     """Body of /update_weights_from_disk."""
 
-    model_path: Text
-    load_format: Text | None = None
+    model_path: PathText
+    load_format: PathText | None = None
     abort_all_requests: bool | None = None
-    weight_version: Text | None = None
+    weight_version: PathText | None = None
 
 
 class Weights:

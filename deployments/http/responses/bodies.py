@@ -182,6 +182,7 @@ class ResponsesBody(Body):
     seed: Seed | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
+    max_drafts: Count | None = None
     chat_template_kwargs: TemplateKwargs = None
     priority: int | None = None
     cache_salt: Label | None = None

@@ -37,6 +37,7 @@ _SAME = (
     "seed",
     "ignore_eos",
     "min_tokens",
+    "max_drafts",
     "chat_template_kwargs",
     "priority",
     "cache_salt",

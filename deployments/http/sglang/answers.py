@@ -15,6 +15,7 @@ from remora.deployments.http.generation.logprobs import LogprobEntry, LogprobWri
 from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.weight_update import Weights
 from remora.deployments.http.sglang.bodies import PromptOptions
+from remora.engine.spec.counts import DraftCounts
 from remora.engine.types import FinishReason
 
 
@@ -51,6 +52,8 @@ class AnswerOptions:
     eos_ids:         the model's end-of-sequence tokens
     weights:         provides the version of the weights
     must_repeat:     whether another replica must write the same bytes, so that chunks omit times
+                     and counts of steps
+    shows_drafts:    whether the model verifies drafts
     """
 
     started: float
@@ -59,6 +62,7 @@ class AnswerOptions:
     logprobs: LogprobWriter
     weights: Weights
     must_repeat: bool
+    shows_drafts: bool
 
 
 class AnswerWriter:
@@ -108,6 +112,8 @@ class AnswerWriter:
         }
         if reply.finish_reason is not None or not self._options.must_repeat:
             meta["e2e_latency"] = time.monotonic() - self._options.started
+            if self._options.shows_drafts:
+                meta |= _drafts(reply.drafts)
         if reply.finish_reason is not None and reply.hidden_states is not None:
             states = reply.hidden_states.tolist()
             num_prompt = len(prompt.ids)
@@ -168,3 +174,14 @@ class AnswerWriter:
         if matched is None and last in self._options.eos_ids:
             matched = last  # otherwise a completed grammar ended it
         return {"type": "stop", "matched": matched}
+
+
+def _drafts(counts: DraftCounts) -> dict[str, Any]:
+    """Return the drafts of a choice so far; the mean length is of its verify steps only."""
+    return {
+        "spec_verify_ct": counts.num_rows,
+        "spec_accept_token_num": counts.num_accepted,
+        "spec_draft_token_num": counts.num_drafts,
+        "spec_accept_rate": counts.acceptance_rate,
+        "spec_accept_length": counts.tokens_per_row,
+    }

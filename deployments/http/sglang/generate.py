@@ -213,5 +213,6 @@ async def prepare_generate(
             logprobs=LogprobWriter(server.tokenizer),
             weights=server.weights,
             must_repeat=context.answer is not None,
+            shows_drafts=server.plan.speculation is not None,
         ),
     )

@@ -1,8 +1,10 @@
-"""Qwen2, Qwen2.5 and Qwen3."""
+"""Qwen2, Qwen2.5, MiMo and Qwen3."""
 
 from __future__ import annotations
 
-from remora.engine.models.config import DecoderConfig, HeadNorm
+from dataclasses import replace
+
+from remora.engine.models.config import DecoderConfig, HeadNorm, TensorRule
 from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
@@ -19,6 +21,12 @@ from remora.engine.models.families.llama import like_llama
 def parse_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Qwen2 and 2.5: biases of q, k and v."""
     return like_llama(architecture, raw, windows=qwen_windows(raw), attention={"qkv_bias": True})
+
+
+def parse_mimo(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """MiMo: Qwen2, followed by layers that predict further tokens, which are not loaded."""
+    parsed = parse_qwen2(architecture, raw)
+    return replace(parsed, rules=(TensorRule(r"model\.mtp_layers\..*", ()), *parsed.rules))
 
 
 def parse_qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:

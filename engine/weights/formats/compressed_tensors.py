@@ -222,8 +222,9 @@ def _float4(module: str, weights: Mapping[str, Any], inventory: Inventory) -> St
 def _decode_float4(parts: Parts) -> Float4Weight:
     if "divisor" not in parts:
         return Float4Weight(values=parts["values"], scales=powers_of_two(parts["scales"]))
-    scales = parts["scales"].float() / parts["divisor"].float()
-    return Float4Weight(values=parts["values"], scales=scales)
+    factor = 1 / parts["divisor"].float()
+    factors = factor.flatten().expand(len(parts["values"]))
+    return Float4Weight(values=parts["values"], scales=parts["scales"], factors=factors)
 
 
 def kept(settings: Settings) -> Iterable[str]:

@@ -54,8 +54,8 @@ def find(settings: Settings, inventory: Inventory) -> Iterator[StoredWeight]:
 
 
 def _decode(parts: Parts) -> Float4Weight:
-    scales = parts["scales"].float() * parts["factor"].float()
-    return Float4Weight(values=parts["values"], scales=scales)
+    factors = parts["factor"].float().flatten().expand(len(parts["values"]))
+    return Float4Weight(values=parts["values"], scales=parts["scales"], factors=factors)
 
 
 def kept(settings: Settings) -> Iterable[str]:

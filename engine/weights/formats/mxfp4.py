@@ -40,10 +40,10 @@ def _decode(parts: Parts) -> Float4Weight:
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """Return the scales of biased exponents, uint8, exactly. Raises ValueError for other types."""
+    """Return biased exponents, uint8, as float8_e8m0fnu. Raises ValueError for other types."""
     if exponents.dtype != torch.uint8:
         raise ValueError(f"exponents are stored as {str(exponents.dtype).removeprefix('torch.')}")
-    return exponents.view(torch.float8_e8m0fnu).float()
+    return exponents.view(torch.float8_e8m0fnu)
 
 
 def kept(settings: Settings) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
@@ -50,6 +51,23 @@ def format_of(settings: Settings) -> Format:
     raise ConfigError(
         f"config.json has a quantization_config of {found}, which is not read; formats read are "
         f"{names}, and GGUF files. Use the original checkpoint, or one in these formats."
+    )
+
+
+def check_format(path: Path, settings: Settings, allowed: Collection[str]) -> None:
+    """Raise ConfigError unless a checkpoint has one of the allowed formats.
+
+    settings:  of the checkpoint; {} = it is not quantised, or a GGUF file
+    allowed:   names of formats; none = any, also none
+    """
+    found = format_of(settings).name if settings else ""
+    if not allowed or found in allowed:
+        return
+    plain = "GGUF blocks" if path.suffix == ".gguf" else "weights that are not quantised"
+    raise ConfigError(
+        f"{path} has {found or plain}, and model.checkpoint_formats (or another server's "
+        f"--quantization) says {' or '.join(allowed)}: leave it out to serve this checkpoint, or "
+        "name one in that format. model.quantization rounds weights that are not quantised"
     )
 
 

@@ -59,11 +59,13 @@ class GGUFTensor:
         with self.file.open("rb") as opened:
             memory = map_range(opened, self.offset, self.num_bytes)
         blocks = torch.frombuffer(memory, dtype=torch.uint8).view(self.shape[0], -1)
-        if self.kind.name != MXFP4:
-            size = self.shape[0], self.shape[1]
-            return BlockWeight(blocks=blocks, type=self.kind.name, size=size)
         try:
-            return _mxfp4(blocks)
+            if self.kind.name == MXFP4:
+                return _mxfp4(blocks)
+            size = self.shape[0], self.shape[1]
+            weight = BlockWeight(blocks=blocks, type=self.kind.name, size=size)
+            weight.check_scales()
+            return weight
         except ValueError as error:
             raise ConfigError(f"{self.name} in {self.file} cannot be decoded: {error}.") from error
 

@@ -50,11 +50,12 @@ INLINE void to_registers(const vf (&from)[MR][NV], rf (&to)[MR][NV * PARTS]) {
       to[r][v] = load<rf>((const char*)&from[r][v / PARTS] + v % PARTS * REGISTER);
 }
 
-template <int MR, int NV>
-INLINE void to_vectors(const rf (&from)[MR][NV * PARTS], vf (&to)[MR][NV]) {
+// NV vectors of each row, from `first` on.
+template <int MR, int NV, int N>
+INLINE void to_vectors(const rf (&from)[MR][NV * PARTS], vf (&to)[MR][N], int first = 0) {
   UNROLL for (int r = 0; r < MR; r++)
     UNROLL for (int v = 0; v < NV * PARTS; v++)
-      store((char*)&to[r][v / PARTS] + v % PARTS * REGISTER, from[r][v]);
+      store((char*)&to[r][first + v / PARTS] + v % PARTS * REGISTER, from[r][v]);
 }
 
 // sums[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k,

@@ -40,7 +40,7 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
       acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group);
   if constexpr (Places::AHEAD > 0)
-    UNROLL for (int line = 0; line < Group::GROUP_BYTES; line += 64)
+    UNROLL for (int line = -Group::Scales::LEVEL_BYTES; line < Group::GROUP_BYTES; line += 64)
       __builtin_prefetch(codes + Places::AHEAD + line);
   for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Places::STEPS)
     UNROLL for (int step = 0; step < Codes::STEPS; step++) {
@@ -56,10 +56,8 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
         UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
       }
     }
-  const char* block = Group::block_of(panel, group);
   UNROLL for (int v = 0; v < N; v++) {
-    const typename Group::Scales::template Of<rf> of_columns(block, group % Group::GROUPS,
-                                                             (at + v) * REGISTER_LANES);
+    const auto of_columns = Group::template scales_of<rf>(panel, group, (at + v) * REGISTER_LANES);
     UNROLL for (int r = 0; r < MR; r++)
       total[r][v] = fma(of_columns.scaled(to_float(acc[r][v]), (float)sums[r * groups]),
                         spread(scales[r * groups]), total[r][v]);

@@ -107,7 +107,7 @@ INLINE void widen(const char* from, int64_t count, bf16* to) {
 template <class Codes, class T>
 INLINE void widen(const char* from, int64_t count, T* to) {
   for (int64_t at = 0; at < count; at += LANES) {
-    const vf values = Codes::decode(__builtin_convertvector(load<vb>(from + at), vi));
+    const vf values = Codes::decode(words_of<vf>((const int8_t*)from + at));
     store(to + at, round_to<T>(values));
   }
 }

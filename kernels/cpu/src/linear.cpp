@@ -51,14 +51,23 @@ void widened_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
+// Rows of a register tile. Scales with levels take as many instructions as products, and are the same
+// for all rows: half as wide, a tile has room for twice the rows.
+template <class Group>
+constexpr int MOST_ROWS = Group::Scales::LEVEL_BYTES > 0 && PARTS == 1 ? TILE_ROWS : GROUPED_ROWS;
+
 template <class Group, int MR, int NV>
 void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel,
                   int vector, int row) {
-  rf acc[MR][NV * PARTS] = {};
-  add_groups<Group>(weight.data + panel * panel_bytes(weight.format, weight.k),
-                    padded_k(weight.format, weight.k) / Group::SIZE, vector * PARTS, x, row, acc);
+  constexpr int WIDTH = MR > GROUPED_ROWS ? std::min(NV, TILE_VECTORS / 2) : NV;
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
+  const int groups = padded_k(weight.format, weight.k) / Group::SIZE;
   vf total[MR][NV];
-  to_vectors<MR, NV>(acc, total);
+  for (int v = 0; v < NV; v += WIDTH) {
+    rf acc[MR][WIDTH * PARTS] = {};
+    add_groups<Group>(w, groups, (vector + v) * PARTS, x, row, acc);
+    to_vectors<MR, WIDTH>(acc, total, v);
+  }
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
@@ -108,7 +117,7 @@ void multiply_widened(const Weight& weight, const Rows& x, const Writer& to, con
 template <class Group>
 void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to,
                       const Columns& columns, int first, int last) {
-  for_tiles<GROUPED_ROWS>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
+  for_tiles<MOST_ROWS<Group>>(first, last, columns, [&](auto rows, auto width, int vector, int row) {
     grouped_tile<Group, decltype(rows)::value, decltype(width)::value>(weight, x, to, columns.panel,
                                                                        vector, row);
   });

@@ -1,4 +1,4 @@
-// Float operations that only sampling uses. Knows nothing of rows.
+// Operations that only sampling uses. Knows nothing of rows.
 #pragma once
 
 #include "simd.h"
@@ -23,6 +23,20 @@ INLINE vf exp_negative(vf x) {
   return bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
 }
 
+INLINE vu mix32(vu x) {
+  x = (x ^ x >> 16) * 0x85EBCA6Bu;
+  x = (x ^ x >> 13) * 0xC2B2AE35u;
+  return x ^ x >> 16;
+}
+
+// Fractions of (0, 1) for ids from `first` on; see `exponentials` in kernels/sampling.py.
+INLINE vf random_fractions(uint64_t key, int first) {
+  const vu lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const vu bits = mix32(mix32((lane + (uint32_t)first) * 0x9E3779B1u + (uint32_t)key) ^ (uint32_t)(key >> 32));
+  const vf fractions = (to_float((vi)(bits >> 1)) + 0.5f) * 0x1p-31f;
+  return min(fractions, splat(1 - 0x1p-24f));
+}
+
 // Store the kept lanes contiguously; return their number. Writes up to 16 floats.
 INLINE int append(float* to, vf x, vi keep) {
 #if defined(__AVX512F__)
@@ -40,9 +54,13 @@ INLINE int append(float* to, vf x, vi keep) {
 }
 
 INLINE bool any(vi lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
   int32_t all = 0;
   for (int lane = 0; lane < LANES; lane++) all |= lanes[lane];
   return all != 0;
+#endif
 }
 
 }  // namespace remora

@@ -69,9 +69,9 @@ int LogitRow::argmax() const {
   return best_block_ * BLOCK + at;
 }
 
-int LogitRow::draw(const Filters& filters, double uniform) {
+int LogitRow::draw(const Filters& filters, uint64_t key) {
   scale(filters.temperature);
-  return pick(threshold_of(filters), uniform);
+  return race(threshold_of(filters), key);
 }
 
 void LogitRow::scale(float temperature) {
@@ -101,33 +101,41 @@ double LogitRow::weigh(float threshold) {
   return total;
 }
 
-// Find the token at which the running sum of weights passes `uniform` of the total: first its block,
-// then its place in the block. Rounding must not lead past the last positive weight.
-int LogitRow::pick(float threshold, double uniform) {
-  const double target = uniform * weigh(threshold);
-  double passed = 0;
-  int chosen = best_block_;
+// Find the token whose exponential number, divided by its weight, is least. -log(1 - f) is at least
+// f, so most blocks lose by their greatest weight, and most other tokens without a logarithm. The
+// lowest id wins among equals.
+int LogitRow::race(float threshold, uint64_t key) const {
+  float least = INFINITY;
+  int chosen = argmax();
+  const auto run_block = [&](int b, float greatest_weight) {
+    vf fractions[BLOCK / LANES];
+    vi may_win = {};
+    UNROLL for (int i = 0; i < BLOCK / LANES; i++) {
+      fractions[i] = random_fractions(key, b * BLOCK + i * LANES);
+      may_win |= fractions[i] < least * greatest_weight;
+    }
+    if (!any(may_win)) return;
+    for (int i = 0; i < BLOCK / LANES; i++) {
+      const vf weight = weights_at(block(b) + i * LANES, threshold);
+      if (!any(fractions[i] < least * weight)) continue;
+      for (int lane = 0; lane < LANES; lane++) {
+        if (!(weight[lane] > 0)) continue;
+        const float time = (float)-std::log1p(-(double)fractions[i][lane]) / weight[lane];
+        const int id = b * BLOCK + i * LANES + lane;
+        if (time < least || (time == least && id < chosen)) {
+          least = time;
+          chosen = id;
+        }
+      }
+    }
+  };
+  run_block(best_block_, 1);  // first, because its time is hard to beat
   for (int b = 0; b < num_blocks_; b++) {
-    if (sums_[b] == 0) continue;
-    chosen = b;
-    if (passed + sums_[b] > target) break;
-    passed += sums_[b];
+    if (b == best_block_ || !reaches(b, threshold)) continue;
+    const vf most = exp_negative(splat(maxima_[b] / temperature_ - greatest_));
+    run_block(b, most[0] * 1.000001f);  // of its weights; the margin exceeds their rounding
   }
-  float weights[BLOCK];
-  for (int i = 0; i < BLOCK; i += LANES)
-    store(weights + i, weights_at(block(chosen) + i, threshold));
-  double total = 0;
-  for (float weight : weights) total += weight;
-  const double inside = (target - passed) / sums_[chosen] * total;
-  int at = 0;
-  double running = 0;
-  for (int i = 0; i < BLOCK; i++) {
-    if (weights[i] == 0) continue;
-    at = i;
-    running += weights[i];
-    if (running > inside) break;
-  }
-  return chosen * BLOCK + at;
+  return chosen;
 }
 
 // -- thresholds -----------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 // vocabulary.
 //
 // kernels/sampling.py specifies it: every filter is one threshold on the scaled logits, tokens equal
-// to it stay, and the token is drawn by inverting the running sum in the order of ids. The vocabulary
-// is read in blocks of 128, whose maxima tell later passes which blocks to skip. One thread computes
-// a row in a fixed order, so other rows never change its result.
+// to it stay, and the token is drawn by an exponential race. The vocabulary is read in blocks of 128,
+// whose maxima tell later passes which blocks to skip. One thread computes a row in a fixed order, so
+// other rows never change its result.
 //
 // Knows nothing of requests, seeds or threads.
 #pragma once
@@ -40,7 +40,7 @@ class LogitRow {
   // False when a logit is NaN, or the greatest one infinite: the row then has no distribution.
   bool is_good() const { return is_good_; }
   int argmax() const;
-  int draw(const Filters& filters, double uniform);
+  int draw(const Filters& filters, uint64_t key);
 
   // Compute the token's log-probability and rank in softmax(logits), and the num_top likeliest.
   void describe(int token, int num_top, float* logprob, int32_t* rank, int64_t* top_ids,
@@ -54,7 +54,7 @@ class LogitRow {
   void scale(float temperature);
   vf weights_at(const float* from, float threshold) const;
   double weigh(float threshold);
-  int pick(float threshold, double uniform);
+  int race(float threshold, uint64_t key) const;
 
   float threshold_of(const Filters& filters);
   float top_k_threshold(int k);

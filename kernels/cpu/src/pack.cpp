@@ -114,15 +114,15 @@ class Columns {
     vi word[WORDS] = {};
     for (int i = 0; i < SIZE; i++) {
       const vi code = round_to_int(level(i, grid)) & TOP;
-      word[i / 8] |= (code & 15) << (i % 4 * 8 + i / 4 % 2 * 4);
-      if constexpr (FORMAT == Q5_1) word[4] |= code >> 4 << (i % 4 * 8 + i / 4);
+      word[NIBBLES + i / 8] |= (code & 15) << (i % 4 * 8 + i / 4 % 2 * 4);
+      if constexpr (FORMAT == Q5_1) word[0] |= code >> 4 << (i % 4 * 8 + i / 4);
     }
     for (int i = 0; i < WORDS; i++)
       store(group + 4 * PANEL + step_offset(FORMAT, WORDS, i, column), word[i]);
   }
 
  private:
-  static constexpr int SIZE = 32, STEPS = 12, WORDS = FORMAT == Q4 ? 4 : 5;
+  static constexpr int SIZE = 32, STEPS = 12, NIBBLES = FORMAT == Q4 ? 0 : 1, WORDS = NIBBLES + 4;
   static constexpr int TOP = FORMAT == Q4 ? 15 : 31;  // the last code
   static constexpr float SHRINKING = 0.03f;
 

@@ -54,7 +54,7 @@ void mask_row(float* logits, int vocab_size, const uint32_t* words) {
 // See NativeSampling in kernels/cpu/sampling.py. All arrays except logits are [num_rows]; without
 // temperatures every row is greedy and the other parameters are not read.
 extern "C" void remora_choose(void* team, const float* logits, int64_t stride, int num_rows,
-                              int vocab_size, const float* temperature, const double* uniforms,
+                              int vocab_size, const float* temperature, const int64_t* keys,
                               const int64_t* top_k, const double* top_p, const float* min_p,
                               int64_t* token_ids, uint8_t* is_good) {
   using namespace remora;
@@ -62,7 +62,7 @@ extern "C" void remora_choose(void* team, const float* logits, int64_t stride, i
     LogitRow row(logits + r * stride, vocab_size, scratch);
     is_good[r] = row.is_good();
     const bool draws = temperature && row.is_good() && temperature[r] > 0;
-    token_ids[r] = draws ? row.draw({temperature[r], top_k[r], top_p[r], min_p[r]}, uniforms[r])
+    token_ids[r] = draws ? row.draw({temperature[r], top_k[r], top_p[r], min_p[r]}, (uint64_t)keys[r])
                          : row.argmax();
   });
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
@@ -255,36 +256,32 @@ INLINE vf widen_f16(vuh x) {
 }
 #endif
 
-// The 8-bit numbers at `from` as 32-bit ones, and as floats; V is vf or rf.
-template <class V>
-INLINE auto words_of(const uint8_t* from) {
+// The 8-bit numbers at `from` as 32-bit ones, and as floats; V is vf or rf. g++ 12 converts loaded
+// vectors one number at a time, so x86's instructions are named.
+template <class V, class Byte>
+INLINE auto words_of(const Byte* from) {
+  constexpr bool IS_SIGNED = std::is_signed_v<Byte>;
   if constexpr (sizeof(V) == sizeof(vf)) {
-    return __builtin_convertvector(load<vub>(from), vi);
+#if defined(__AVX512F__)
+    const __m128i bytes = load<__m128i>(from);
+    return (vi)(IS_SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#else
+    typedef std::conditional_t<IS_SIGNED, vb, vub> Bytes;
+    return __builtin_convertvector(load<Bytes>(from), vi);
+#endif
   } else {
 #if defined(__AVX2__)
-    return (ri)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+    const __m128i bytes = _mm_loadl_epi64((const __m128i*)from);
+    return (ri)(IS_SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 #else
     return ri{from[0], from[1], from[2], from[3]};
 #endif
   }
 }
 
-template <class V>
-INLINE V floats_of(const uint8_t* from) {
+template <class V, class Byte>
+INLINE V floats_of(const Byte* from) {
   return to_float(words_of<V>(from));
-}
-
-template <class V>
-INLINE V floats_of(const int8_t* from) {
-  if constexpr (sizeof(V) == sizeof(vf)) {
-    return to_float(__builtin_convertvector(load<vb>(from), vi));
-  } else {
-#if defined(__AVX2__)
-    return to_float((ri)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-#else
-    return to_float(ri{from[0], from[1], from[2], from[3]});
-#endif
-  }
 }
 
 INLINE float widen(f16 x) { return widen_f16(ruh{} + x.bits)[0]; }

@@ -309,8 +309,7 @@ class GroupedProduct {
 
   INLINE void add(int group, int tile) {
     const int block = tile / VECTORS, column = (vector_ + tile % VECTORS) * LANES;
-    const typename Group::Scales::template Of<vf> of_columns(
-        Group::block_of(panel_, group), group % Group::GROUPS, column);
+    const auto of_columns = Group::template scales_of<vf>(panel_, group, column);
     const float* scales = rows_.scales(block_ + block, group);
     float* sums = sums_ + block * TILE_SIDE * PANEL + column;
     UNROLL for (int r = 0; r < TILE_SIDE; r++, sums += PANEL) {

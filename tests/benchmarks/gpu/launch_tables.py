@@ -80,7 +80,7 @@ class Entry:
 
 def entries(*, tiny: bool) -> Iterator[Entry]:
     """Yield what serving uses most first."""
-    from remora.kernels.gpu import linear_int4, linear_quant, lora, moe
+    from remora.kernels.gpu import linear_groups, linear_quant, lora, moe
     from remora.kernels.gpu.attention import decode, prefill
     from remora.kernels.row_tiles import SMALL_TILE
     from tests.benchmarks.gpu import shapes
@@ -122,7 +122,7 @@ def entries(*, tiny: bool) -> Iterator[Entry]:
         yield Entry(moe, "LAUNCHES", key, case, tiles)
     name, outputs, inputs = products.layers(dense, tiny=tiny)[0]
     for rows, key in ((3, 16),) if tiny else ((8, 16), (64, 64), (4096, 128)):
-        for kind, module in (("fp8", linear_quant), ("int4 128", linear_int4)):
+        for kind, module in (("fp8", linear_quant), ("int4 128", linear_groups)):
             case = products.product(
                 "llama-3.1-8b", f"linear_quant {kind}", name, rows, outputs, inputs
             )

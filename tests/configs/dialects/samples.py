@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from remora.configs.dialects.catalogue import Parameter
@@ -23,7 +24,8 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("lightllm", "--grouping_key"): ["team=search"],
     ("lightllm", "--metric_gateway"): "http://gateway:9091",
     ("lightllm", "--mode"): ["triton_int8kv"],
-    ("sglang", "--quantization"): "gguf",
+    ("lightllm", "--quant_cfg"): str(Path(__file__).with_name("quant_cfg.yaml")),
+    ("sglang", "--quantization"): "gptq",
     ("sglang", "--api-key"): "env:KEY",
     ("sglang", "--admin-api-key"): "file:/key",
     ("sglang", "--constrained-json-whitespace-pattern"): "[ ]?",
@@ -39,12 +41,14 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--triton-attention-split-tile-size"): 64,
     ("rtp_llm", "--multi-task-prompt-str"): {"greet": "You greet."},
     ("sglang", "--nccl-port"): 29500,
+    ("sglang", "--numa-node"): [1],
     ("backend", "warmups.sample_input_data"): ["a prompt"],
     ("backend", "loras"): [{"id": "a", "path": "/adapters/a"}],
     ("backend", "optimisations.attention_caching.type"): "radix",
     ("backend", "backend.version"): "latest",
     ("backend", "backend.extra_params"): {"context_length": 100},
     ("backend", "model_type"): "llm",
+    ("backend", "lora_repo.type"): "s3",
     ("backend", "optimisations.model_type"): "llm",
     ("backend", "type"): "llm",
     ("backend", "optimisations.attention_caching.extra_params"): {},
@@ -73,6 +77,8 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("lightllm", "--router_max_new_token_len"): {"--router_token_ratio": 0.5},
     ("sglang", "--otlp-traces-endpoint"): {"--enable-trace": True},
     ("sglang", "--nccl-port"): {"--tensor-parallel-size": 2},
+    ("sglang", "--nnodes"): {"--tensor-parallel-size": 6},
+    ("lightllm", "--nnodes"): {"--tp": 6},
     ("sglang", "--dist-timeout"): {"--tensor-parallel-size": 2},
     ("sglang", "--enable-torch-symm-mem"): {"--tensor-parallel-size": 2},
     ("sglang", "--debug-tensor-dump-input-file"): {"--debug-tensor-dump-output-folder": "/dump"},
@@ -80,13 +86,27 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("rtp_llm", "--trace-malloc-stack"): {"--trace-memory": True},
     ("rtp_llm", "--fast-gen-context-budget"): {"--enable-fast-gen": True},
     ("backend", "lora_repo.path"): {"load_lora_dynamic": True},
+    ("backend", "lora_repo.type"): {"load_lora_dynamic": True, "lora_repo.path": "bucket/a"},
     **{
         ("sglang", name): {"--speculative-algorithm": "NGRAM"}
         for name in (
             "--speculative-num-draft-tokens",
             "--speculative-ngram-min-match-window-size",
             "--speculative-ngram-max-match-window-size",
+            "--speculative-ngram-capacity",
         )
+    },
+    ("sglang", "--speculative-draft-model-path"): {"--speculative-algorithm": "EAGLE"},
+    ("sglang", "--speculative-num-steps"): {"--speculative-algorithm": "NEXTN"},
+    ("lightllm", "--mtp_step"): {"--mtp_mode": "deepseekv3"},
+    ("rtp_llm", "--gen-num-per-cycle"): {"--sp-type": "mtp"},
+    **{
+        ("backend", f"{_DRAFTING}.extra_params.{name}"): {
+            f"{_DRAFTING}.enabled": True,
+            f"{_DRAFTING}.extra_params.algorithm": "eagle",
+            f"{_DRAFTING}.extra_params.draft_model_path": "/head",
+        }
+        for name in ("algorithm", "draft_model_path", "num_steps")
     },
     ("backend", f"{_DRAFTING}.enabled"): {f"{_DRAFTING}.extra_params.algorithm": "n-gram"},
     ("backend", f"{_DRAFTING}.extra_params.num_draft_tokens"): {

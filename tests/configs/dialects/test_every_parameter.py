@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remora.configs.dialects.all import DIALECTS
-from remora.configs.dialects.catalogue import SYSTEMS, Parameter, catalogue
+from remora.configs.dialects.catalogue import SYSTEMS, Parameter, System, catalogue
 from remora.configs.dialects.coverage import counts_table, coverage, parameters_page
 from remora.configs.dialects.refusals import REFUSALS
 from remora.configs.dialects.resolve import resolve
@@ -28,6 +28,13 @@ MODEL = {
 }
 ROWS = {(row.system, row.name): row for row in coverage()}
 PARAMETERS = [p for system in SYSTEMS for p in catalogue(system).values()]
+# State on the page -> what `remora config check` and the start may report of single values.
+SHOWN_AS = {
+    State.EXACT: {State.EXACT, State.NO_EFFECT},
+    State.APPROXIMATE: set(State),
+    State.NO_EFFECT: {State.NO_EFFECT},
+    State.REFUSED: {State.NO_EFFECT},
+}
 EFFECTIVE = [
     p
     for p in PARAMETERS
@@ -73,6 +80,9 @@ def test_a_value_has_a_line_or_is_refused_by_name(parameter: Parameter) -> None:
             assert "\n" not in message
             continue
         (line,) = [line for line in translation.lines if line.name.startswith(parameter.name)]
+        row = ROWS.get((parameter.system, parameter.name))
+        if row is not None and line.name == parameter.name:
+            assert line.state in SHOWN_AS[row.state], row
         known = {key for name in written for key in rule_of(parameter, name).keys}
         if line.state is State.NO_EFFECT:
             assert line.text, "why it is harmless is not said"
@@ -100,6 +110,31 @@ def configured(system: str, given: dict[str, Any]) -> tuple[Any, Any]:
     if system == "backend":
         args["model"] = {"path": "/model"}
     return parse_args(args), resolve(args).http
+
+
+def test_the_page_lists_the_choices_that_are_accepted() -> None:
+    expected: tuple[tuple[System, str, str], ...] = (
+        ("sglang", "--tokenizer-mode", "auto"),
+        ("sglang", "--speculative-algorithm", "EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM"),
+        ("sglang", "--node-rank", "0"),
+        ("sglang", "--mm-attention-backend", "-"),
+        ("lightllm", "--long_truncation_mode", "head, center"),
+        ("rtp_llm", "--tp-size", "whole number"),
+    )
+    for system, name, accepts in expected:
+        assert ROWS[system, name].accepts == accepts
+        assert f"| `{name}` | {accepts} | " in parameters_page()
+
+
+def test_what_sets_no_key_is_not_exact() -> None:
+    without_keys = [
+        label(parameter)
+        for parameter in PARAMETERS
+        if not DIALECTS[parameter.system].rule(parameter).keys
+        and (row := ROWS.get((parameter.system, parameter.name))) is not None
+        and row.state is State.EXACT
+    ]
+    assert without_keys == []
 
 
 def test_what_takes_effect_has_a_test_that_observes_it() -> None:

@@ -23,6 +23,8 @@ def of(system: System, given: dict[str, Any]) -> Translation:
 ON = {"--enable-priority-scheduling": True}
 THRESHOLD = {"--priority-scheduling-preemption-threshold": 3}
 GAP = "engine.priority_preemption_gap"
+FORMATS = "model.checkpoint_formats"
+NODES = {"--nnodes": 2, "--tp": 4, "--moe-dense-tp-size": 4, "--dist-init-addr": "a:1"}
 SCALES = {"--quantization-param-path": "s.json"}
 CHUNK = {"--chunked_prefill_size": 4096}
 BACKEND = "engine.attention_backend"
@@ -44,6 +46,8 @@ def loader(**said: Any) -> dict[str, Any]:
         ("sglang", loader(enable_multithread_load=False), "model.load_threads", 1),
         ("sglang", loader(enable_multithread_load=True), "model.load_threads", 8),
         ("sglang", loader(enable_multithread_load=True, num_threads=3), "model.load_threads", 3),
+        ("sglang", NODES, "parallel.num_nodes", 2),
+        ("sglang", NODES, "parallel.tp_size", 4),
         ("sglang", {"--attention-backend": "fa4"}, BACKEND, "fa4"),
         ("sglang", {"--decode-attention-backend": "flashinfer"}, BACKEND, "flashinfer"),
         ("sglang", {"--attention-backend": "torch_native"}, BACKEND, "torch"),
@@ -52,6 +56,12 @@ def loader(**said: Any) -> dict[str, Any]:
         ("lightllm", {FLASHINFER[1]: True}, BACKEND, "flashinfer"),
         ("lightllm", dict.fromkeys(FLASHINFER, False), BACKEND, None),
         ("sglang", {"--kv-cache-dtype": "fp8_e5m2"}, "engine.kv_dtype", "fp8_e5m2"),
+        ("sglang", {"--kv-cache-dtype": "bf16"}, "engine.kv_dtype", "bfloat16"),
+        ("sglang", {"--kv-cache-dtype": "bfloat16"}, "engine.kv_dtype", "bfloat16"),
+        ("sglang", {"--quantization": "modelopt_fp8"}, FORMATS, ["modelopt"]),
+        ("sglang", {"--quantization": "gptq_marlin"}, FORMATS, ["gptq"]),
+        ("sglang", {"--quantization": "w8a8_fp8"}, FORMATS, ["compressed-tensors", "fp8"]),
+        ("sglang", {"--quantization": "gguf"}, "model.load_format", "gguf"),
         ("sglang", SCALES | {"--kv-cache-dtype": "fp8_e4m3"}, "engine.kv_scales_file", "s.json"),
         ("sglang", SCALES | {"--kv-cache-dtype": "fp8_e5m2"}, "engine.kv_scales_file", None),
         ("sglang", SCALES, "engine.kv_scales_file", None),
@@ -84,7 +94,7 @@ def test_values_that_depend_on_others(
         (
             "sglang",
             {"--prefill-attention-backend": "fa3", "--decode-attention-backend": "triton"},
-            "the same backend: one of triton, torch_native, flashinfer, fa3, fa4",
+            "two attention backends in one engine; set all to one of triton, torch_native, flash",
         ),
         (
             "lightllm",
@@ -98,6 +108,11 @@ def test_one_attention_backend_serves_both_phases(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         of(system, given)
+
+
+def test_k_and_v_in_4_bits_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="K and V in 4 bits; set it to fp8_e4m3"):
+        of("sglang", {"--kv-cache-dtype": "fp4_e2m1"})
 
 
 def test_each_attention_backend_of_sglang_is_ours_or_refused_by_name() -> None:
@@ -148,6 +163,24 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
         ("backend", "quantization", "float16", State.EXACT, ""),
         ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "same outputs"),
         ("rtp_llm", "--max-batch-size", 0, State.NO_EFFECT, "keeps its default"),
+        ("sglang", "--model-path", "/model", State.EXACT, ""),
+        ("sglang", "--model-path", "Qwen/Qwen3-8B", State.APPROXIMATE, "Hub ids are refused"),
+        ("sglang", "--nnodes", 2, State.EXACT, ""),
+        ("lightllm", "--nnodes", 2, State.EXACT, ""),
+        ("sglang", "--node-rank", 0, State.NO_EFFECT, "Ray places ranks"),
+        ("sglang", "--dist-init-addr", "host:5000", State.NO_EFFECT, "rank 0's node"),
+        ("lightllm", "--nccl_host", "10.0.0.1", State.NO_EFFECT, "rank 0's node"),
+        ("lightllm", "--multinode_router_gloo_port", 30, State.NO_EFFECT, "Ray connects"),
+        ("sglang", "--enable-multimodal", True, State.NO_EFFECT, "with images get HTTP 400"),
+        ("sglang", "--enable-triton-kernel-moe", True, State.NO_EFFECT, "same outputs"),
+        ("sglang", "--moe-dense-tp-size", 1, State.NO_EFFECT, "alike"),
+        ("sglang", "--tokenizer-mode", "auto", State.NO_EFFECT, "always used"),
+        ("lightllm", "--tokenizer_mode", "fast", State.NO_EFFECT, "always used"),
+        ("sglang", "--tokenizer-worker-num", 4, State.APPROXIMATE, "over 16 KiB"),
+        ("sglang", "--max-prefill-tokens", 512, State.APPROXIMATE, "below the context length"),
+        ("rtp_llm", "--world-size", 1, State.NO_EFFECT, "--tp-size * --dp-size"),
+        ("rtp_llm", "--concurrency-limit", 8, State.APPROXIMATE, "of each replica"),
+        ("rtp_llm", "--concurrency-with-block", True, State.APPROXIMATE, "queue_timeout_s"),
     ],
 )
 def test_state_and_note_of_single_values(
@@ -161,7 +194,11 @@ def test_state_and_note_of_single_values(
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("--quantization", "fp8", "leave it out for a checkpoint in this format"),
+        ("--node-rank", 1, "join the other nodes with `ray start`"),
+        ("--enable-ep-moe", True, "expert parallelism"),
+        ("--moe-dense-tp-size", 2, "parallel.tp_size divides dense"),
+        ("--tokenizer-mode", "slow", "tokenizers in Python"),
+        ("--quantization", "marlin", "in the order of Marlin's kernels"),
         ("--torchao-config", "int4wo-100", "expected one of int8wo"),
         ("--torchao-config", "fp8dq-per_tensor", "makes a row depend on others"),
         ("--quantization", "qoq", "in the order of QServe's kernels"),

@@ -88,7 +88,6 @@ def test_kv_memory_also_holds_the_dump_page_and_kv_tokens_are_whole_pages() -> N
     assert plan(engine={"kv_tokens": 1000}).kv_tokens == 992
 
 
-@pytest.mark.observes("model.context_length")
 def test_the_default_kv_memory_never_exceeds_what_the_running_requests_can_hold() -> None:
     made = plan(
         machine=make_machine(10_000 * GIB),
@@ -189,7 +188,6 @@ def test_the_running_requests_of_an_unknown_machine_are_a_range(
     assert running_requests(config.engine) == expected
 
 
-@pytest.mark.observes("model.served_name")
 @pytest.mark.parametrize(
     ("model", "name"),
     [

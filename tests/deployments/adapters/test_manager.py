@@ -254,6 +254,7 @@ async def test_a_manager_that_has_lost_everything_asks_the_replicas(tmp_path: Pa
 
         made.manager = await make_manager(tmp_path)
         made.is_cut = False
+        assert [adapter["name"] for adapter in await listed(made)] == ["a"]  # at once
         async with asyncio.timeout(10):
             while len((await listed(made) or [{"replicas": ()}])[0]["replicas"]) < 2:
                 await asyncio.sleep(0.05)
@@ -285,6 +286,22 @@ async def test_a_replica_that_dies_amid_a_load_is_not_waited_for(
         dead.sync.close()
         told = await loading
         assert await made.replicas[0].use("a") == told["version"]
+
+
+async def test_an_adapter_that_no_replica_has_loaded_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SYNC_S", 0.1)
+    monkeypatch.setattr(module, "GONE_S", 0.5)
+    async with cluster(tmp_path, "r1") as made:
+        made.replicas[0].loader.gate = asyncio.Event()
+        loading = asyncio.create_task(made.manager.load("a", place(tmp_path, "a")))
+        await asyncio.sleep(0.1)
+        made.replicas[0].sync.close()
+
+        with pytest.raises(Unavailable, match="No replica has loaded"):
+            await loading
+        assert await listed(made) == []
 
 
 @pytest.mark.observes("lora.repo", "lora.repo_period_s")

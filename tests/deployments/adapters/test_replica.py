@@ -14,7 +14,7 @@ from tests.deployments.fakes import make_plan
 from tests.lora.fake_loader import FakeLoader, record, wanted
 
 
-@pytest.mark.observes("lora.max_loaded_loras")
+@pytest.mark.observes("lora.max_loaded_loras", "lora.eviction")
 @pytest.mark.parametrize(("eviction", "left"), [("lru", {1, 3}), ("fifo", {2, 3})])
 async def test_the_operator_says_how_many_are_held_and_who_leaves_first(
     eviction: str, left: set[int], monkeypatch: pytest.MonkeyPatch

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from remora.deployments.autoscaling.reports import MAX_SAMPLES, LoadReporter, percentile
 from remora.deployments.http.core.histograms import Latencies
-from remora.engine.types import EngineStats
+from tests.deployments.fakes import make_stats
 
-NOTHING = EngineStats(
-    **dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"num_pages": 100, "num_free_pages": 100}
-)
+NOTHING = make_stats(num_pages=100, num_free_pages=100)
 
 
 class Replica:

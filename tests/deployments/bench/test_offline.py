@@ -70,6 +70,40 @@ def test_every_request_gets_exactly_its_tokens(engine: OfflineEngine) -> None:
     assert all(step.total_s >= step.forward_s + step.sample_s for step in run.steps)
 
 
+def test_drafts_are_measured_where_there_are_some(
+    engine: OfflineEngine, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    settings = [
+        "engine.num_threads=1",
+        "engine.kv_tokens=2048",
+        "speculation.method=ngram",
+        "speculation.max_drafts=3",
+        "speculation.shortest_suffix=1",
+        "speculation.adaptive=false",
+    ]
+    target = read_target(str(tiny_checkpoints("llama")), settings)
+    drafting = OfflineEngine(target.config, show_progress=False)
+    workload = OFFLINE["batch"].resized(requests=3, inputs=20, outputs=60)
+
+    run = drafting.run(workload)
+    figures, plain = (measure(each, workload, repeats=1).figures for each in (drafting, engine))
+    drafting.close()
+
+    drafts = run.drafts
+    verifying = [step for step in run.steps if step.num_drafts]
+    assert drafts["draft_tokens"] == sum(step.num_drafts for step in verifying) > 0
+    assert drafts["verify_steps"] == len(verifying)
+    measured_s = sum(step.forward_s + step.sample_s for step in verifying)
+    assert drafts["verifying_s"] == pytest.approx(measured_s)
+    accepted = (drafts["tokens_per_verified_row"] - 1) * drafts["draft_rows"]
+    assert drafts["accepted_share"] == pytest.approx(accepted / drafts["draft_tokens"])
+    num_tokens = sum(step.num_tokens for step in run.steps)
+    assert num_tokens == 3 * (20 + 60 - 1) + drafts["draft_tokens"] - round(accepted)
+    assert 0 <= drafts["accepted_1_share"] <= 1
+    assert drafts.keys() <= figures.keys()
+    assert not drafts.keys() & plain.keys()
+
+
 def test_a_common_prefix_is_found_again_but_not_by_the_next_run(engine: OfflineEngine) -> None:
     workload = OFFLINE["shared-prefix"].resized(requests=12, inputs=129, outputs=3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,50 @@ def test_pieces_of_several_tokens_are_noted(make_openai: MakeOpenAI) -> None:
     result = run(make_openai(answer=merged), SMALL)
 
     assert "3.0 tokens per streamed piece: itl is between pieces" in result.notes
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_drafts_of_a_run_are_what_the_server_counted_meanwhile(
+    make_openai: MakeOpenAI, num_replicas: int
+) -> None:
+    asked = 0
+
+    def answer(path: str, body: dict[str, Any]) -> Answer:
+        nonlocal asked
+        if path != "/server_info":
+            return by_rule(path, body)
+        asked += 1
+        speculation = {
+            "verified_rows": 10 * asked,
+            "draft_tokens": 40 * asked,
+            "accepted_drafts": 25 * asked,
+            "verify_steps": 5 * asked,
+            "tried_by_position": [10 * asked, 8 * asked, 0],
+            "right_by_position": [8 * asked, 2 * asked, 0],
+            "draft_time_s": 0.25 * asked,
+            "verify_time_s": 0.5 * asked,
+        }
+        info = {
+            "speculation": speculation,
+            "config": {"parallel": {"num_replicas": num_replicas}},
+        }
+        return 200, "application/json", json.dumps(info).encode()
+
+    result = run(make_openai(answer=answer), SMALL)
+
+    if num_replicas > 1:  # each counts its own, and any of them may answer
+        assert "draft_rows" not in result.figures
+        return
+    expected = {
+        "draft_rows": 10,
+        "draft_tokens": 40,
+        "verify_steps": 5,
+        "tokens_per_verified_row": 3.5,
+        "accepted_share": 0.625,
+        "accepted_1_share": 0.8,
+        "accepted_2_share": 0.25,
+        "drafting_s": 0.25,
+        "verifying_s": 0.5,
+    }
+    assert {name: result.figures[name] for name in expected} == expected
+    assert "accepted_3_share" not in result.figures

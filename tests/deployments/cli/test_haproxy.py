@@ -14,8 +14,8 @@ from remora.deployments.cli.haproxy import (
     choose_proxy,
     exposed_ports,
     haproxy_environment,
-    own_folder,
 )
+from remora.deployments.cli.supervision.run_folder import LONGEST_BASE, PREFIX
 from remora.deployments.cli.terminal import Failure
 
 
@@ -62,17 +62,12 @@ def test_where_haproxy_cannot_be_used_the_reason_is_named(binary: Path) -> None:
 
 
 def test_two_runs_share_neither_ports_nor_files() -> None:
-    with own_folder() as first_folder, own_folder() as second_folder:
-        first = haproxy_environment(first_folder)
-        second = haproxy_environment(second_folder)
-        shared = {name for name in first if first[name] == second[name]}
-        mode = first_folder.stat().st_mode & 0o777
+    first, second = haproxy_environment(Path("/tmp/x")), haproxy_environment(Path("/tmp/y"))
+    shared = {name for name in first if first[name] == second[name]}
 
     assert not [name for name in shared if name.endswith(("_LOC", "_PATH", "_BASE", "_FILE"))]
     ports = [value for name, value in first.items() if name.endswith("_PORT")]
     assert len(set(ports)) == len(ports) == 3
-    assert mode == 0o700
-    assert not first_folder.exists()
 
 
 def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +95,12 @@ def test_a_program_on_the_path_will_do(binary: Path, monkeypatch: pytest.MonkeyP
     assert choose_proxy(None, "127.0.0.1") is Proxy.HAPROXY
     monkeypatch.setenv("PATH", "")
     assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
+
+
+def test_paths_of_sockets_are_short_enough_for_haproxy() -> None:
+    folder = Path("/" + "t" * (LONGEST_BASE - 1)) / f"{PREFIX}12345678"
+    environment = haproxy_environment(folder)
+    node = "0" * 56
+    for name in ("SOCKET_PATH", "METRICS_SOCKET_PATH"):
+        path = Path(environment[f"RAY_SERVE_HAPROXY_{name}"])
+        assert len(str(path.parent / node / path.name)) <= 97

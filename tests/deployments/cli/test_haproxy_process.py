@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ pytestmark = [
         reason="there is no haproxy program",
     ),
 ]
-LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "a", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,21 @@ def test_a_client_that_leaves_its_stream_ends_the_request(client: httpx.Client) 
         next(response.iter_bytes())
 
     until(client, "aborted_total", aborted + 1)
+    until(client, "num_running", 0)
+
+
+def test_a_client_that_leaves_ends_its_whole_answer(client: httpx.Client) -> None:
+    aborted = metric(client, "aborted_total")
+    body = json.dumps(LONG).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    for _ in range(4):
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as own:
+            own.sendall(head + b"content-length: %d\r\n\r\n" % len(body))
+            time.sleep(0.05)  # HAProxy forwards the head before the body has come
+            own.sendall(body)
+            until(client, "num_running", 1)
+
+    until(client, "aborted_total", aborted + 4)
     until(client, "num_running", 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from remora.configs.schema import ServeConfig
 from remora.configs.value_sources import of_options
 from remora.deployments.cli import serve as serve_module
 from remora.deployments.cli.main import app
-from remora.deployments.cli.serve import check_port, check_routing_hook, serve_config
+from remora.deployments.cli.serve import _start_ray, check_port, check_routing_hook, serve_config
+from remora.deployments.cli.supervision.driver_link import DriverLink
 from remora.deployments.cli.terminal import Failure
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 
@@ -110,3 +112,27 @@ def test_a_missing_hook_is_reported_where_a_gateway_replaces_it(
 
     shown = capsys.readouterr().out
     assert (f"no {lacks}" in shown and "gateway" in shown) is warns
+
+
+class FakeLink(DriverLink):
+    """A link without a supervisor."""
+
+    def __init__(self) -> None:
+        """Install no signal handlers."""
+
+    def watch(self, pids: Mapping[str, int]) -> None:
+        """Do nothing."""
+
+
+def test_a_ray_that_does_not_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    def init(**_options: Any) -> None:
+        raise RuntimeError("The node timed out.\nFurther lines")
+
+    monkeypatch.setattr(ray, "init", init)
+
+    with pytest.raises(Failure, match=r"^Ray did not start: The node timed out\.($|; its logs)"):
+        _start_ray(make_config(make_file(tmp_path)), FakeLink())

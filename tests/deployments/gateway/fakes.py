@@ -114,7 +114,7 @@ class FakeModel:
         self.carrier = carrier
         self._replicas = replicas
 
-    async def key_of(self, _path: str, _headers: Headers, _body: Any) -> RouteKey:
+    async def key_of(self, _path: str, _headers: Headers, _body: Any, _owner: str) -> RouteKey:
         return RouteKey()
 
     async def listing(self, path: str, scope: Mapping[str, Any]) -> bytes | None:

@@ -24,7 +24,12 @@ import pytest
 
 from tests.deployments.lifecycle.leftovers import belongings, until_gone
 from tests.deployments.lifecycle.load import Load, Stream, Verdict
-from tests.deployments.lifecycle.rolling import Change, change_under_load, with_user_config
+from tests.deployments.lifecycle.rolling import (
+    Change,
+    change_under_load,
+    with_resumption,
+    with_user_config,
+)
 from tests.deployments.lifecycle.server import (
     CONTROLLER,
     GATEWAY,
@@ -238,7 +243,15 @@ def try_user_config(server: Server) -> None:
 
 async def try_resumption(server: Server, load: Load) -> None:
     """Kill a replica behind a gateway that resumes: its streams go on, every token once."""
-    server.until(lambda: server.is_settled() and "remora_gateway_" in _metrics(server), 120)
+    before = {*server.pids(REPLICA), *server.pids(GATEWAY)}
+    server.deploy(with_resumption(server.config))
+
+    def is_replaced() -> bool:
+        # Serve begins a change some time after it was accepted, so "settled" may be the old state.
+        now = {*server.pids(REPLICA), *server.pids(GATEWAY)}
+        return not before & now and server.is_settled() and "remora_gateway_" in _metrics(server)
+
+    server.until(is_replaced, 120)
     async with _under_way(load):
         kill(server.pids(REPLICA)[0], signal.SIGKILL)
 

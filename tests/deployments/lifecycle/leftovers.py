@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 SHARED_MEMORY = "/dev/shm/"
-# Ray leaves the sockets of a session in its log folder, and one of its dashboard in /tmp.
-_RAYS_OWN = ("/tmp/ray/", "/tmp/pymp-")
+# Ray leaves the sockets of a session in its log folder, and one of its dashboard in TMPDIR.
+_RAYS_OWN = ("/ray/session_", "/pymp-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,13 @@ def _of(process: psutil.Process) -> Belongings:
     files = {path for path in mapped if path.startswith(SHARED_MEMORY)} | sockets
     return Belongings(
         frozenset(own),
-        frozenset(p for p in files if not p.startswith(_RAYS_OWN) and os.path.exists(p)),
+        frozenset(path for path in files if not _is_rays_own(path) and os.path.exists(path)),
         frozenset(c.laddr.port for c in listening),
     )
+
+
+def _is_rays_own(path: str) -> bool:
+    return any(part in path for part in _RAYS_OWN)
 
 
 def _open_files(pid: int) -> set[str]:

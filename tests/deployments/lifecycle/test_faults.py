@@ -31,7 +31,7 @@ from tests.deployments.lifecycle.faults import (
     try_user_config,
 )
 from tests.deployments.lifecycle.load import Load
-from tests.deployments.lifecycle.rolling import with_replicas, with_resumption, with_seed
+from tests.deployments.lifecycle.rolling import with_replicas, with_seed
 from tests.deployments.lifecycle.server import GATEWAY, Server, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
@@ -137,7 +137,6 @@ class TestHAProxy(ProxyFaults):
     async def test_streams_resume_after_their_replica_is_killed(
         self, server: Server, load: Load
     ) -> None:
-        server.deploy(with_resumption(server.config))
         await try_resumption(server, load)
 
     async def test_a_stop_signal_lets_streams_end_and_leaves_nothing(

@@ -27,10 +27,14 @@ time.sleep(600)
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def holder(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process with a port, a Unix socket and a mapped file of shared memory."""
     shared = Path("/dev/shm") / f"{tmp_path.name}-{tmp_path.stat().st_ino}"
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "sock"), str(shared)]
+    path = tmp_path / getattr(request, "param", "sock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", HOLDER, str(path), str(shared)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -49,6 +53,14 @@ def test_everything_that_a_process_has_is_named(
     found = belongings([holder[0].pid])
 
     assert kinds(found) == ["file", "file", "port", "process"]
+
+
+@pytest.mark.parametrize("holder", ["ray/session_1/s", "pymp-1/s"], indirect=True)
+def test_rays_own_sockets(holder: tuple[subprocess.Popen[str], Path]) -> None:
+    found = belongings([holder[0].pid])
+
+    assert kinds(found) == ["file", "port", "process"]
+    assert found.files == {str(holder[1])}
 
 
 def test_what_a_killed_process_leaves_is_told(

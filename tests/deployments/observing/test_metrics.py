@@ -18,6 +18,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.deployments.http.core import request_labels
 from remora.deployments.http.core.metrics import RequestMetrics
+from remora.deployments.http.core.request_labels import RequestLabels
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.telemetry import Telemetry
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
@@ -121,6 +122,22 @@ async def test_a_client_cannot_make_series_without_end(monkeypatch: pytest.Monke
     name = "remora_e2e_request_latency_seconds_count"
     counts = {dict(labels)["team"]: value for (n, labels), value in found.items() if n == name}
     assert counts == {"": 0, "a": 2, "b": 1, "other": 2}
+
+
+def test_one_key_cannot_use_up_the_label_sets_of_all() -> None:
+    labels = RequestLabels("x-labels", ["team"])
+
+    def read(owner: str, first: int, num: int) -> list[str]:
+        teams = [b'{"team": "%d"}' % number for number in range(first, first + num)]
+        return [labels.read([(b"x-labels", team)], owner)[0] for team in teams]
+
+    most = request_labels.MAX_SETS_PER_KEY
+    assert read("hostile", 0, most + 2) == [*map(str, range(most)), "other", "other"]
+    assert read("honest", 0, 2) == ["0", "1"]  # sets that exist are shared
+    assert read("honest", 5000, 1) == ["5000"]
+    for number in range(1, 10):
+        read(f"hostile {number}", number * 100, most)
+    assert len(labels._seen) == request_labels.MAX_LABEL_SETS
 
 
 class Gateway(ThreadingHTTPServer):

@@ -40,7 +40,7 @@ def test_wishes_of_one_rank_are_the_actors() -> None:
     }
 
 
-@pytest.mark.observes("parallel.tp_size", "parallel.cpus_per_rank", "parallel.memory_per_rank")
+@pytest.mark.observes("parallel.cpus_per_rank", "parallel.memory_per_rank")
 def test_each_rank_has_a_bundle_of_its_own() -> None:
     options = placement_options(make_config(tp_size=3, cpus_per_rank=0.5, memory_per_rank="2GiB"))
 
@@ -51,7 +51,7 @@ def test_each_rank_has_a_bundle_of_its_own() -> None:
     }
 
 
-@pytest.mark.observes("parallel.pp_size", "parallel.num_nodes")
+@pytest.mark.observes("parallel.num_nodes")
 def test_ranks_of_a_node_share_a_bundle_when_nodes_are_counted() -> None:
     config = make_config("cuda", tp_size=2, pp_size=2, num_nodes=2)
     options = placement_options(config)

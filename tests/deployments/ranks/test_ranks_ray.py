@@ -37,6 +37,7 @@ def make_args(path: Any, **parallel: Any) -> dict[str, Any]:
         "engine": {"kv_tokens": 2048, "num_threads": 1},
         "parallel": common | parallel,
         "metrics": {"per_rank": True},
+        "speculation": {"method": "draft", "draft_model": str(path), "max_drafts": 3},
     }
 
 
@@ -103,6 +104,8 @@ def test_two_ranks_answer_as_one_does(cluster: Cluster, app: str) -> None:
 
     assert len(set(alone)) > 3
     assert shared == alone
+    drafts = httpx.get(f"{app}/server_info", timeout=WAIT).json()["speculation"]
+    assert drafts["acceptance_rate"] > 0.5
 
 
 @pytest.mark.observes("metrics.per_rank")

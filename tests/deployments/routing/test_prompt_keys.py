@@ -57,10 +57,11 @@ async def test_pages_of_a_request_are_those_that_the_replica_then_reports(
     keys = PromptKeys(ServeConfig.model_validate(several))
     async with running(model, **args) as (_, server):
         for path, body in BODIES.items():
+            owner = "" if path == CHAT else "key"
             await server._served.client.flush_cache()
-            key = await keys.of(path, {}, body)
+            key = await keys.of(path, {}, body, owner)
             job, _ = await keys._endpoints[path].job(
-                server._served, body, RequestContext(request_id=uuid.uuid4().hex)
+                server._served, body, RequestContext(request_id=uuid.uuid4().hex, owner=owner)
             )
             await run(server._served, job)
 

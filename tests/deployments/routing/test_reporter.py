@@ -13,7 +13,7 @@ import pytest
 from remora.deployments.routing.report import MAX_ADAPTERS, Report
 from remora.deployments.routing.reporter import Reporter
 from remora.engine.types import EngineStats
-from tests.deployments.fakes import FakeEngine, make_server_config
+from tests.deployments.fakes import FakeEngine, make_server_config, make_stats
 from tests.moments import cancelled, nothing_left
 
 
@@ -33,11 +33,6 @@ class Engine(FakeEngine):
         return await super().page_hashes(limit)
 
 
-def make_stats(**what: int) -> EngineStats:
-    names = EngineStats.__dataclass_fields__
-    return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10} | what)
-
-
 def make_reporter(engine: Engine, *, max_pages: int = 2, resident: Sequence[str] = ()) -> Reporter:
     ticks = count()
     return Reporter(
@@ -49,7 +44,12 @@ async def test_a_report_tells_load_and_the_newest_pages() -> None:
     pages = struct.pack("<3Q", 7, 8, 9)
     engine = Engine(cached_pages=pages)
     engine.now = make_stats(
-        num_queued_tokens=120, num_running=3, num_waiting=2, num_held_pages=4, steps_total=1
+        num_pages=10,
+        num_queued_tokens=120,
+        num_running=3,
+        num_waiting=2,
+        num_held_pages=4,
+        steps_total=1,
     )
 
     stats = await make_reporter(engine).stats()
@@ -70,7 +70,7 @@ async def test_while_nothing_happens_the_report_stays_the_same() -> None:
     first = await reporter.stats()
 
     assert await reporter.stats() == first
-    engine.now = make_stats(steps_total=1)
+    engine.now = make_stats(num_pages=10, steps_total=1)
     assert await reporter.stats() != first
 
 
@@ -79,7 +79,7 @@ async def test_a_long_step_does_not_hold_the_report_up() -> None:
     reporter = make_reporter(engine)
     await reporter.stats()
     engine.step, engine.cached_pages = asyncio.Event(), b"87654321"
-    engine.now = make_stats(num_running=1)
+    engine.now = make_stats(num_pages=10, num_running=1)
 
     late = await reporter.stats()
     assert (late["num_running"], late["page_hashes"]) == (1, b"12345678")

@@ -14,7 +14,7 @@ from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import Rerun, Run, run
 from tests.engine.models.test_parity import make_prompts
-from tests.engine.weights.formats.checkpoints import quantise
+from tests.engine.weights.formats.checkpoints import pack_gpt_oss, quantise
 from tests.engine.weights.formats.writers import BLOCKS, SAMPLES, Sample, small
 from tests.kernels.gpu.devices import interpreted_only
 from tests.kernels.gpu.interpreter import quicken
@@ -31,6 +31,8 @@ CASES: dict[str, tuple[Sample, float]] = {
     "awq": (SAMPLES["awq"], EXACT),
     "gptq-act-order": (SAMPLES["gptq-act-order"], EXACT),
     "gptq-8-bits": (SAMPLES["gptq-8-bits"], EXACT),
+    "ct-mxfp4": (SAMPLES["ct-mxfp4"], EXACT),
+    "modelopt-nvfp4": (SAMPLES["modelopt-nvfp4"], EXACT),
     "ct-int8": (SAMPLES["ct-int8"], ROUNDED),
     "fp8-tensor": (SAMPLES["fp8-tensor"], ROUNDED),
     "ct-float8": (SAMPLES["ct-float8"], ROUNDED),
@@ -78,13 +80,31 @@ def test_tokens_are_those_of_the_torch_reference(
     assert got.token_ids() == exact.token_ids()
 
 
-def test_experts_in_blocks(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, interpreted: pytest.MonkeyPatch
+EXPERT_CASES: dict[str, tuple[Sample, int, float]] = {  # with the experts' inner size
+    "fp8-blocks": (BLOCKS, 128, ROUNDED),
+    "awq": (SAMPLES["awq"], 96, EXACT),
+    "ct-packed-8-bits": (SAMPLES["ct-packed-8-bits"], 96, EXACT),
+    "ct-mxfp4": (SAMPLES["ct-mxfp4"], 96, EXACT),
+    "ct-nvfp4": (SAMPLES["ct-nvfp4"], 96, EXACT),
+}
+ALIKE = ("ct-mxfp4", "ct-nvfp4")  # as the experts of gpt-oss
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else [])
+        for name in EXPERT_CASES
+    ],
+)
+def test_experts(
+    name: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path, interpreted: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 1}
+    sample, inner, tolerance = EXPERT_CASES[name]
+    sizes = {"hidden_size": 96, "intermediate_size": inner, "num_hidden_layers": 1}
     path = tiny_checkpoints("mixtral", **sizes)
     torch.manual_seed(0)
-    quantised, plain = quantise(path, tmp_path, small(BLOCKS), (".w1", ".w2", ".w3"))
+    quantised, plain = quantise(path, tmp_path, small(sample), (".w1", ".w2", ".w3"))
     options: dict[str, Any] = {"max_running_requests": 2, "max_step_tokens": 6}
 
     got = run(quantised, REQUESTS, graph_runner=Rerun(), held="stored", **options)
@@ -94,4 +114,23 @@ def test_experts_in_blocks(
     assert got.token_ids() == same.token_ids()
     assert logprobs(got) == pytest.approx(logprobs(same), abs=1e-3)
     exact = run(plain, REQUESTS, forward="eager", **options)
-    assert logprobs(got) == pytest.approx(logprobs(exact), abs=ROUNDED)
+    assert logprobs(got) == pytest.approx(logprobs(exact), abs=tolerance)
+
+
+def test_experts_of_gpt_oss(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, interpreted: pytest.MonkeyPatch
+) -> None:
+    """Which are stored in one tensor of MXFP4, gates and ups in turn, with biases."""
+    path = tiny_checkpoints("gpt-oss", num_hidden_layers=1)
+    torch.manual_seed(0)
+    quantised, plain = pack_gpt_oss(path, tmp_path)
+    options: dict[str, Any] = {"max_running_requests": 2, "max_step_tokens": 6}
+
+    got = run(quantised, REQUESTS, graph_runner=Rerun(), held="stored", **options)
+    interpreted.undo()
+
+    same = run(quantised, REQUESTS, forward="eager", held="stored", **options)
+    exact = run(plain, REQUESTS, forward="eager", **options)
+    assert got.token_ids() == same.token_ids() == exact.token_ids()
+    assert logprobs(got) == pytest.approx(logprobs(same), abs=1e-3)
+    assert logprobs(got) == pytest.approx(logprobs(exact), abs=EXACT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import pytest
 from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.prepare import prepare
+from remora.engine.types import Reversible
 from tests.engine.grammar.schemas import SCHEMAS
 from tests.engine.grammar.walks import (
     BACKENDS,
@@ -180,6 +182,25 @@ def test_bits_beyond_the_vocabulary_stay_clear(backend: str) -> None:
     assert not bits[BYTES.size :].any()
     hidden = [i for i, token in enumerate(BYTES.tokens) if not token and i not in BYTES.end_ids]
     assert not bits[hidden].any()
+
+
+@pytest.mark.parametrize("source", ["(?:ab?c|\u00e9+|12){0,9}x?", "a*", "(?:hello|true)+"])
+def test_a_matcher_goes_back_as_if_nothing_had_come(backend: str, source: str) -> None:
+    grammar = make_grammar(backend, K.REGEX, source)
+    rng, tried, other = random.Random(source), grammar.matcher(), grammar.matcher()
+    assert isinstance(tried, Reversible)
+    for _ in range(30):
+        position = tried.save()
+        for _ in range(rng.randrange(7)):
+            assert tried.accept(rng.choice(sorted(allowed(tried))))  # ends too
+        tried.restore(position)
+
+        assert tried.is_complete == other.is_complete
+        assert allowed(tried) == allowed(other)
+        if going_on := sorted(allowed(other) - {END, OTHER_END}):
+            token_id = rng.choice(going_on)
+            assert tried.accept(token_id)
+            assert other.accept(token_id)
 
 
 def test_matchers_of_one_grammar_go_their_own_ways(backend: str) -> None:

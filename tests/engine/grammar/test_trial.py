@@ -43,6 +43,9 @@ class SlowMatcher(BaseMatcher):
         work(self._step_s)
         return True
 
+    def _undo(self, num_tokens: int) -> None:
+        self.num_steps -= num_tokens
+
     def _write(self, words: MaskWords) -> None:
         words.fill(-1)
         if self.num_steps >= 2:
@@ -104,3 +107,18 @@ def test_a_sequence_may_be_slow_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(12):
         matcher.fill(words)
         assert matcher.accept(1)
+
+
+def test_time_spent_on_what_is_taken_back_is_not_the_sequence_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(matching, "RESERVE_S", 0.08)
+    matcher = SlowMatcher(0.0, step_s=0.03)
+
+    for _ in range(6):
+        position = matcher.save()
+        for token_id in (1, 2):
+            assert matcher.accept(token_id)
+        matcher.restore(position)
+
+    assert matcher.num_steps == 0

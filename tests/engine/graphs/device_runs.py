@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,12 +30,19 @@ from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
-from remora.engine.types import Request, SamplingParams, SequenceOutput
+from remora.engine.spec.draft_chain import DeviceChain
+from remora.engine.spec.draft_model import DraftModel
+from remora.engine.spec.drafter import PendingProposer
+from remora.engine.spec.speculation import Speculation
+from remora.engine.spec.stop_tokens import StopTokens
+from remora.engine.types import EngineStats, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import make_plan
 from tests.engine.loaded import load_f32
+from tests.engine.spec.proposers import FixedController, Guess, GuessingProposer
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+MAX_DRAFTS = 4
 Requests = Mapping[str, tuple[list[int], SamplingParams]]
 
 
@@ -75,6 +83,13 @@ class Run:
 
     outputs: dict[tuple[str, int], list[SequenceOutput]] = field(default_factory=dict)
     num_preemptions: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_right: int = 0
+
+    def take_stats(self, stats: EngineStats) -> None:
+        self.num_preemptions, self.num_steps = stats.preemptions_total, stats.steps_total
+        self.num_drafts, self.num_right = stats.draft_tokens_total, stats.accepted_drafts_total
 
     def token_ids(self) -> dict[tuple[str, int], list[int]]:
         return {
@@ -120,6 +135,8 @@ def run(
     room: LoRASlotConfig | None = None,
     how: DevicePlan | None = None,
     held: str = "dequantised",
+    guess: Guess | None = None,
+    draft: Path | None = None,
     amid: AbstractContextManager[object] | None = None,
     **plan_changes: Any,
 ) -> Run:
@@ -129,6 +146,8 @@ def run(
     aborts:   step -> request that ends before it
     how:      graphs to capture and when to replay them; by default all sizes, always
     held:     how layers hold weights, as of `load_model`
+    guess:    drafts MAX_DRAFTS tokens for each row
+    draft:    model that does
     amid:     what the steps run in, once all is made
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
@@ -137,7 +156,6 @@ def run(
     torch.set_num_threads(1)
     model = load_f32(path, device=str(device), held=held)
     pool = adapt(model)
-    attention = _attention_of(model, plan, device, make_attention)
     rows = plan.max_running_requests
     table = InputBatch(
         max_rows=rows,
@@ -146,34 +164,110 @@ def run(
         windowed=plan.windows is not None,
     )
     sampler = Sampler(max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=())
+    speculation = make_speculation(guess, draft, model.vocab_size)
+    make = partial(make_device_forward, plan, device, make_attention, graph_runner)
     if forward == "eager":
+        attention = _attention_of(model, plan, device, make_attention)
         eager = EagerForward(model, attention, page_size=plan.page_size)
         runner = LocalRunner(eager, sampler, table, adapters=pool)
     else:
-        limits = StepLimits(
-            max_rows=rows,
-            max_tokens=plan.max_step_tokens,
-            max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
-            windowed=plan.windows is not None,
-        )
-        by_itself = DeviceForward(model, attention, limits, stream_of(device))
-        if graph_runner is not None:
-            capture(by_itself, plan, graph_runner, show_progress=False)
+        most = 0 if speculation is None else MAX_DRAFTS
+        by_itself = make(model, most)
         if forward == "device":
-            step = by_itself.sampling
-            sampler.token_sampler = DeviceTokenSampler(stream_of(device), rows, step)
-        runner = LocalRunner(by_itself, sampler, table, adapters=pool, device_tokens=by_itself)
-    engine = Engine(
-        plan,
-        runner,
-        eos_token_ids=(),
-        vocab_size=model.vocab_size,
-        overlap=overlap,
-    )
+            lines, step = rows * (1 + most), by_itself.sampling
+            sampler.token_sampler = DeviceTokenSampler(stream_of(device), lines, step)
+        drafter = make_drafter(draft, make, plan, sampler, table, model.vocab_size, device)
+        tokens = by_itself if overlap or speculation is None else None
+        runner = LocalRunner(
+            by_itself, sampler, table, adapters=pool, device_tokens=tokens, drafter=drafter
+        )
+    engine = make_engine(plan, runner, model.vocab_size, overlap, speculation)
     with amid or nullcontext():
         made = _answers(engine, requests, adapters or {}, aborts or {})
     engine.close()
     return made
+
+
+def make_engine(
+    plan: EnginePlan,
+    runner: LocalRunner,
+    vocab_size: int,
+    overlap: bool,
+    speculation: Speculation | None,
+) -> Engine:
+    return Engine(
+        plan,
+        runner,
+        eos_token_ids=(),
+        vocab_size=vocab_size,
+        overlap=overlap,
+        speculation=speculation,
+    )
+
+
+def make_device_forward(
+    plan: EnginePlan,
+    device: torch.device,
+    make_attention: Callable[..., AttentionBackend],
+    graph_runner: GraphRunner | None,
+    model: DecoderModel,
+    max_drafts: int = 0,
+) -> DeviceForward:
+    limits = StepLimits(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_step_tokens,
+        max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+        windowed=plan.windows is not None,
+        max_drafts=max_drafts,
+    )
+    attention = _attention_of(model, plan, device, make_attention)
+    forward = DeviceForward(model, attention, limits, stream_of(device))
+    if graph_runner is not None:
+        capture(forward, plan, graph_runner, show_progress=False)
+    return forward
+
+
+def make_drafter(
+    draft: Path | None,
+    make: Callable[[DecoderModel], DeviceForward],
+    plan: EnginePlan,
+    sampler: Sampler,
+    table: InputBatch,
+    vocab_size: int,
+    device: torch.device = CPU,
+) -> DraftModel | None:
+    """Load a draft model; `make` makes its forward pass."""
+    if draft is None:
+        return None
+    own = load_f32(draft, device=str(device))
+    forward, stream = make(own), stream_of(device)
+    return DraftModel(
+        forward,
+        DeviceTokenSampler(stream, plan.max_running_requests, forward.sampling),
+        DeviceChain(StopTokens((), vocab_size), forward, stream, most_id=own.vocab_size - 1),
+        sampler,
+        table,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        max_tokens=plan.max_step_tokens,
+        draft_vocab_size=own.vocab_size,
+        vocab_size=vocab_size,
+    )
+
+
+def make_speculation(
+    guess: Guess | None, draft: Path | None, vocab_size: int
+) -> Speculation | None:
+    if guess is None and draft is None:
+        return None
+    return Speculation(
+        PendingProposer() if guess is None else GuessingProposer(guess),
+        FixedController(MAX_DRAFTS),
+        max_drafts=MAX_DRAFTS,
+        vocab_size=vocab_size,
+        eos_token_ids=(),
+        source="guess",
+    )
 
 
 def _attention_of(
@@ -224,5 +318,5 @@ def _answers(
             made.outputs[output.request_id, output.index].append(output)
         engine.check_integrity()
         step += 1
-    made.num_preemptions = engine.stats().preemptions_total
+    made.take_stats(engine.stats())
     return made

@@ -138,7 +138,7 @@ def sample(token_sampler: TokenSampler, logits: Tensor, draw: np.random.Generato
     )
     draws = Draws(
         temperature=np.ones(num_lines, np.float32),
-        uniforms=np.full(num_lines, 0.5),
+        keys=np.arange(num_lines),
         top_k=np.full(num_lines, 5),
         top_p=np.full(num_lines, 0.9),
         min_p=np.full(num_lines, 0.1, np.float32),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remora.configs.planning.rounding import ROUNDINGS
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.layers.experts import Experts
@@ -19,7 +20,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.forward import QUANTIZED_FORMATS
+from remora.engine.runner.forward import native_formats
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
@@ -35,6 +36,10 @@ SHAPE = StepShape(
     page_size=PAGE_SIZE,
     max_positions=MAX_TOKENS,
 )
+QUANTIZED_FORMATS = {
+    name: native_formats(rounding, Format.BF16, num_layers=0)
+    for name, rounding in ROUNDINGS.items()
+}
 # By `model.quantization`, bfloat16 otherwise; and other number formats.
 MODES = {
     "none": WeightFormats(layers=Format.BF16, head=Format.BF16),

@@ -21,7 +21,7 @@ def make_draws(num_rows: int, seed: int) -> Draws:
     numbers = np.random.default_rng(seed)
     return Draws(
         temperature=numbers.choice([0.0, 0.7, 1.5], num_rows).astype(np.float32),
-        uniforms=numbers.random(num_rows),
+        keys=numbers.integers(-(2**63), 2**63, num_rows),
         top_k=numbers.choice([0, 3, 10], num_rows).astype(np.int64),
         top_p=numbers.choice([1.0, 0.8], num_rows),
         min_p=numbers.choice([0.0, 0.1], num_rows).astype(np.float32),

@@ -80,6 +80,25 @@ def test_steps_do_not_wait_for_the_device(name: str, tiny_checkpoints: TinyCheck
     assert all(got.token_ids().values())
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+def test_drafts_stay_on_the_device(recorded: bool, tiny_checkpoints: TinyCheckpoints) -> None:
+    path = tiny_checkpoints("llama")
+    expected = run(path, ASKED["greedy"], forward="eager")
+
+    got = run(
+        path,
+        ASKED["greedy"],
+        device=torch.device("cuda"),
+        make_attention=TritonAttention,
+        graph_runner=CudaGraphRunner() if recorded else None,
+        draft=path,
+        amid=no_waiting(),
+    )
+
+    assert got.token_ids() == expected.token_ids()
+    assert got.num_right == got.num_drafts > 30
+
+
 def test_arrays_are_brought_without_waiting() -> None:
     numbers = np.arange(1000)
     to_device(numbers, torch.device("cuda"))

@@ -19,13 +19,13 @@ from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.stepping import (
     NUM_PAGES,
     PAGE_SIZE,
+    QUANTIZED_FORMATS,
     Stepper,
     check_close,
     check_same_bits,
@@ -261,3 +261,33 @@ def test_generation_is_the_same_to_the_bit_however_the_work_is_cut(
         assert list(generate(cut, prompts[::-1])) == expected[::-1], f"{name}, cached"
         cut.close()
     llm.close()
+
+
+@pytest.mark.parametrize(("mode", "is_rounded"), [("none", False), ("int8", False), (None, True)])
+def test_logits_are_rounded_to_the_model_s_dtype_by_torch_only(
+    mode: str | None, is_rounded: bool, library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama")
+    if mode is None:
+        model = load(path, torch.bfloat16)
+        attention = make_attention(model, make_plan(page_size=PAGE_SIZE), NUM_PAGES)
+        stepper = Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table())
+    else:
+        stepper = make_native(path, library, mode)
+    logits = stepper.step({0: 9})
+
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, logits.bfloat16().float()) is is_rounded
+
+
+def test_logits_are_float32_sums_of_the_head_s_weights(
+    library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    stepper = make_native(tiny_checkpoints("llama"), library)
+    logits = stepper.step({0: 9})
+    head = load(tiny_checkpoints("llama"), torch.bfloat16).head.linear.weight
+    normal = stepper.forward.hidden(8, 9).bfloat16()
+
+    torch.testing.assert_close(
+        logits.double(), normal.double() @ head.double().T, atol=1e-5, rtol=1e-5
+    )

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,21 @@ from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.attention.test_libraries import make_step
 from tests.engine.fakes import make_plan
-from tests.engine.graphs.device_runs import Requests, Rerun, Run, all_sizes
+from tests.engine.graphs.device_runs import (
+    MAX_DRAFTS,
+    Requests,
+    Rerun,
+    Run,
+    all_sizes,
+    make_device_forward,
+    make_drafter,
+    make_engine,
+    make_speculation,
+)
 from tests.engine.graphs.device_runs import run as run_alone
 from tests.engine.loaded import load_f32
 from tests.engine.parallel.ranks import connected
+from tests.engine.spec.proposers import Guess, replaying
 from tests.engine.weights.formats.checkpoints import quantise
 from tests.engine.weights.formats.writers import SAMPLES, small
 
@@ -77,6 +89,7 @@ def make_forward(path: Path, plan: EnginePlan, group: Group) -> tuple[DeviceForw
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_step_tokens,
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+        max_drafts=MAX_DRAFTS,
     )
     ranks = RankModel(model, group, micro_batches=plan.micro_batches)
     forward, graph_runner = DeviceForward(ranks, attention, limits, stream_of(CPU)), Rerun()
@@ -86,13 +99,21 @@ def make_forward(path: Path, plan: EnginePlan, group: Group) -> tuple[DeviceForw
 
 @contextmanager
 def device_ranks(
-    path: Path, plan: EnginePlan, *, overlap: bool
+    path: Path,
+    plan: EnginePlan,
+    *,
+    overlap: bool,
+    guess: Guess | None = None,
+    draft: Path | None = None,
 ) -> Iterator[tuple[Engine, list[Rerun]]]:
-    """Make an engine of the plan's ranks, each follower in a thread."""
+    """Make an engine of the plan's ranks, each follower in a thread.
+
+    guess, draft:  as of `device_runs.run`; the draft model runs on rank 0
+    """
     with connected(plan.tp_size, plan.pp_size) as (threads, groups):
         made = threads.on_all(lambda rank: make_forward(path, plan, groups[rank]))
         shared = [
-            SharedTokens(forward, group, CPU)
+            SharedTokens(forward, group, CPU) if overlap else None
             for (forward, _), group in zip(made, groups, strict=True)
         ]
 
@@ -116,15 +137,25 @@ def device_ranks(
             vocab_size=model.vocab_size,
             eos_token_ids=(),
             token_sampler=DeviceTokenSampler(
-                stream_of(CPU), plan.max_running_requests, made[0][0].sampling
+                stream_of(CPU),
+                plan.max_running_requests * (1 + MAX_DRAFTS),
+                made[0][0].sampling,
             ),
         )
+        table = make_table(plan)
+        make = partial(make_device_forward, plan, CPU, TorchAttention, Rerun())
+        drafter = make_drafter(draft, make, plan, sampler, table, model.vocab_size)
         runner = LocalRunner(
-            made[0][0], sampler, make_table(plan), followers, groups[0], device_tokens=shared[0]
+            made[0][0],
+            sampler,
+            table,
+            followers,
+            groups[0],
+            device_tokens=shared[0],
+            drafter=drafter,
         )
-        engine = Engine(
-            plan, runner, eos_token_ids=(), vocab_size=model.vocab_size, overlap=overlap
-        )
+        speculation = make_speculation(guess, draft, model.vocab_size)
+        engine = make_engine(plan, runner, model.vocab_size, overlap, speculation)
         try:
             yield engine, [graph_runner for _, graph_runner in made]
         finally:
@@ -141,13 +172,16 @@ def run_ranks(
     late: Sequence[str] = (),
     aborts: Sequence[str] = (),
     held: HeldWeights = "dequantised",
+    guess: Guess | None = None,
+    draft: Path | None = None,
     **changes: Any,
 ) -> tuple[Run, list[Rerun]]:
     """Run requests on several ranks; `late` ones arrive when the others have ended."""
     how = replace(all_sizes(4), held_weights=held)
     plan = make_plan(**(OPTIONS | changes), on_device=how)
     found = Run()
-    with device_ranks(path, plan, overlap=overlap) as (engine, graph_runners):
+    made = device_ranks(path, plan, overlap=overlap, guess=guess, draft=draft)
+    with made as (engine, graph_runners):
 
         def add(name: str) -> None:
             prompt, sampling = requests[name]
@@ -167,7 +201,7 @@ def run_ranks(
                     engine.abort(name)
             for output in engine.step():
                 found.outputs[output.request_id, output.index].append(output)
-        found.num_preemptions = engine.stats().preemptions_total
+        found.take_stats(engine.stats())
     return found, graph_runners
 
 
@@ -191,6 +225,28 @@ def test_ranks_generate_the_tokens_of_one(
     assert got.token_ids() == expected.token_ids()
     assert graph_runners[0].num_replayed > 0
     assert len({runner.num_replayed for runner in graph_runners}) == 1
+
+
+@pytest.mark.parametrize("source", ["text", "model"])
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2)])
+def test_ranks_verify_drafts(
+    tp_size: int, pp_size: int, source: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama", num_hidden_layers=2, num_attention_heads=4)
+    requests = make_requests([1, 9, 30, 3, 17])
+    expected = run_alone(path, requests, forward="eager", **OPTIONS)
+    texts = [
+        [*requests[name][0], *token_ids] for (name, _), token_ids in expected.token_ids().items()
+    ]
+    drafts: dict[str, Any] = (
+        {"draft": path} if source == "model" else {"guess": replaying(texts, every=4)}
+    )
+
+    got, _ = run_ranks(path, requests, overlap=False, tp_size=tp_size, pp_size=pp_size, **drafts)
+
+    assert got.token_ids() == expected.token_ids()
+    assert got.num_steps < expected.num_steps
+    assert (got.num_right == got.num_drafts) == (source == "model")
 
 
 @pytest.mark.parametrize("name", ["awq", "ct-int8", "fp8-tensor"])

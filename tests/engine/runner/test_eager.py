@@ -57,6 +57,7 @@ def alone() -> Callable[[Path], Run]:
     return cache(partial(run, requests=REQUESTS))
 
 
+@pytest.mark.observes("parallel.tp_size", "parallel.pp_size")
 @pytest.mark.parametrize(("family", "layout"), CASES)
 def test_ranks_together_give_what_one_rank_gives(
     family: str,

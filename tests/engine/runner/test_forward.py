@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.planning.rounding import BITS, ROUNDINGS
+from remora.configs.planning.rounding import BITS, ROUNDINGS, Rounding, plan_rounding
+from remora.configs.sections.model import ModelSection
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.launch import BuiltEngine, build_engine, make_table
 from remora.engine.models.facts import read_model_facts
@@ -42,11 +44,21 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build_whole(
-    path: Path, *, quantization: str = "none", dtype: str = "float32", **engine: Any
+    path: Path,
+    *,
+    quantization: str = "none",
+    quantization_overrides: Sequence[Any] = (),
+    dtype: str = "float32",
+    **engine: Any,
 ) -> BuiltEngine:
     """Build an engine, and close it."""
     sections = {
-        "model": {"path": str(path), "dtype": dtype, "quantization": quantization},
+        "model": {
+            "path": str(path),
+            "dtype": dtype,
+            "quantization": quantization,
+            "quantization_overrides": [*quantization_overrides],
+        },
         "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", **engine},
     }
     built = build_engine(parse_args(sections), show_progress=False)
@@ -59,13 +71,12 @@ def describe(path: Path, **options: Any) -> str:
     return build_whole(path, **options).kernels
 
 
-def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> BuiltForward:
-    options = {"dtype": "bfloat16", "cpu_kernels": kernels}
-    plan = build_whole(path, quantization=quantization, **options).plan
-    model = load_model(
+def build(path: Path, *, kernels: str = "auto", **model: Any) -> BuiltForward:
+    plan = build_whole(path, dtype="bfloat16", cpu_kernels=kernels, **model).plan
+    loaded = load_model(
         path, dtype=DTYPES["bfloat16"], load_format="auto", device="cpu", show_progress=False
     )
-    return build_forward(model, plan, make_table(plan), cache_dir() / "kernels")
+    return build_forward(loaded, plan, make_table(plan), cache_dir() / "kernels")
 
 
 @pytest.mark.usefixtures("compiler")
@@ -157,7 +168,7 @@ def test_quantised_weights_without_native_kernels_are_refused(
         describe(llama, quantization=quantization, **options)
 
     assert reason in str(e.value)
-    assert "set model.quantization to none" in str(e.value)
+    assert "leave the key out" in str(e.value)
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -167,10 +178,20 @@ def test_quantised_weights_without_a_compiler_are_refused(llama: Path, kernels: 
         describe(llama, quantization="int4", cpu_kernels=kernels)
 
 
+OVERRIDES = [
+    {"parts": ["o_proj", "down_proj"], "format": "int8"},
+    {"parts": ["gate_proj", "up_proj"], "layers": [1], "format": "int4"},
+    {"parts": ["v_proj"], "layers": [0], "format": "none"},
+    {"parts": ["down_proj"], "layers": [0], "format": "int5"},
+]
+
+
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("quantization", ROUNDINGS)
+@pytest.mark.observes("model.quantization_overrides")
+@pytest.mark.parametrize("overrides", [[], OVERRIDES], ids=["usual", "overrides"])
+@pytest.mark.parametrize("quantization", ["none", *ROUNDINGS])
 def test_weights_take_the_bits_that_the_plan_names(
-    quantization: str, tiny_checkpoints: TinyCheckpoints
+    quantization: str, overrides: list[dict[str, Any]], tiny_checkpoints: TinyCheckpoints
 ) -> None:
     path = tiny_checkpoints(
         "llama",
@@ -180,13 +201,27 @@ def test_weights_take_the_bits_that_the_plan_names(
         num_key_value_heads=1,
         head_dim=64,
     )
-    facts, rounding = read_model_facts(path), ROUNDINGS[quantization]
+    facts = read_model_facts(path)
+    section = ModelSection.model_validate(
+        {
+            "path": str(path),
+            "quantization": quantization,
+            "quantization_overrides": overrides,
+        }
+    )
+    rounding = plan_rounding(section, facts, "cpu") or Rounding(usual="none", head="none")
     numbers = facts.linear_weights
-    of_head = BITS[rounding.head] * 128 * (-(-facts.vocab_size // 64) * 64)
+    of_head = 16 if quantization == "none" else BITS[rounding.head]
+    head = of_head * 128 * (-(-facts.vocab_size // 64) * 64)
 
-    bits = build(path, quantization=quantization).step_weight_bytes * 8
+    built = build(path, quantization=quantization, quantization_overrides=overrides)
 
-    assert bits == pytest.approx(rounding.bits(numbers) * sum(numbers.values()) + of_head)
+    expected = sum(
+        {**BITS, "none": 16.0}[rounding.format_of(part, layer)] * count / facts.num_layers
+        for part, count in numbers.items()
+        for layer in range(facts.num_layers)
+    )
+    assert built.step_weight_bytes * 8 == pytest.approx(expected + head, rel=0.01)
 
 
 @pytest.mark.usefixtures("compiler")

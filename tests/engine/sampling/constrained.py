@@ -6,6 +6,7 @@ mark, and from 10 on come the letters a to z, then some longer texts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import MaskWords, ReasoningBudget, Request, SamplingParams
+from remora.engine.types import MaskWords, ReasoningBudget, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import make_plan
 from tests.engine.scheduler.scheduled import Harness
+from tests.engine.spec.proposers import Guess, make_speculation
 
 EOS, MARK = 0, 1
 TEXTS = (
@@ -86,6 +88,12 @@ class ToyMatcher:
         self._text += TEXTS[token_id]
         return True
 
+    def save(self) -> object:
+        return self._text
+
+    def restore(self, position: object) -> None:
+        self._text = str(position)
+
     def _fits(self, text: str) -> bool:
         return all(char in self._grammar.at(place) for place, char in enumerate(text))
 
@@ -135,9 +143,13 @@ class MarkovForward:
 
 
 class ConstrainedEngine(Harness):
-    """An engine on the model above, and what came out of it per sequence."""
+    """An engine on the model above, and what came out of it per sequence.
 
-    def __init__(self, **changes: object) -> None:
+    guess:  what drafts; None = nothing does
+    """
+
+    def __init__(self, guess: Guess | None = None, **changes: object) -> None:
+        self.logprobs: dict[tuple[str, int], list[float]] = defaultdict(list)
         plan = make_plan(**changes)
         sampler = Sampler(
             max_rows=plan.max_running_requests,
@@ -145,13 +157,25 @@ class ConstrainedEngine(Harness):
             eos_token_ids=[EOS],
             spellings=SPELLINGS,
         )
-        super().__init__(made=plan, runner=LocalRunner(MarkovForward(), sampler, make_table(plan)))
+        runner = LocalRunner(MarkovForward(), sampler, make_table(plan))
+        speculation = None
+        if guess is not None:
+            speculation = make_speculation(
+                guess, vocab_size=VOCAB, possible_drafts=runner.possible_drafts
+            )
+        super().__init__(made=plan, runner=runner, speculation=speculation)
 
     def run(self, max_steps: int = 3000) -> None:
         try:
             super().run(max_steps)
         finally:
             self.engine.close()
+
+    def take(self, outputs: list[SequenceOutput]) -> None:
+        super().take(outputs)
+        for output in outputs:
+            if output.logprobs is not None:
+                self.logprobs[output.request_id, output.index] += output.logprobs.logprobs.tolist()
 
     def text(self, name: str, index: int = 0) -> str:
         return "".join(TEXTS[token_id] for token_id in self.tokens[name, index])

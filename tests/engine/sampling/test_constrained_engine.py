@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ WORD = ToyGrammar(("ab", "cde", "xyz"))
 LOOP = ToyGrammar(("ab", "cd"), loops=True)
 
 
-def run(*requests: Request, **plan: object) -> ConstrainedEngine:
+def run(*requests: Request, **plan: Any) -> ConstrainedEngine:
     engine = ConstrainedEngine(**plan)
     for request in requests:
         engine.engine.add(request)
@@ -119,7 +121,7 @@ def test_a_constraint_that_breaks_costs_its_own_row(
 ) -> None:
     alone = run(make_request("free"))
 
-    done = run(make_request("free"), make_request("broken", grammar=BrokenGrammar(after)))
+    done = run(make_request("free"), make_request("broken", grammar=BrokenGrammar(after), seed=2))
 
     assert done.tokens["free", 0] == alone.tokens["free", 0]
     assert done.ends["free", 0] is alone.ends["free", 0]

@@ -13,7 +13,8 @@ import pytest
 from remora.engine.sampling import constraint_thread
 from remora.engine.sampling.constraint_thread import ConstraintThread
 from remora.engine.sampling.grammar_masks import RowMasks
-from remora.engine.types import MaskWords, RowFault
+from remora.engine.spec.acceptance import NO_DRAFT, DraftLines
+from remora.engine.types import MaskWords, MatcherTooSlow, RowFault
 from tests.engine.sampling.constrained import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
 from tests.engine.sampling.sampled import make_row
 
@@ -243,3 +244,95 @@ def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.Monk
     assert ends.failed.keys() == {0}
     assert ends.completed == {1}
     masks.close()
+
+
+def lines_of(drafts: list[list[int]]) -> DraftLines:
+    """The lines of rows 0, 1 and so on with these drafts."""
+    counts = [1 + len(each) for each in drafts]
+    return DraftLines(
+        rows=np.repeat(np.arange(len(drafts), dtype=np.int32), counts),
+        offsets=np.concatenate([np.arange(count) for count in counts]),
+        draft_ids=np.array([token for each in drafts for token in (*each, NO_DRAFT)]),
+    )
+
+
+def allowed(words: MaskWords) -> list[int]:
+    """The tokens that a mask allows."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+def test_each_line_has_the_mask_behind_its_drafts() -> None:
+    a, b, c = ids("a", "b", "c")
+    word = ToyGrammar(("a", "b", "c"))
+    masks = make_masks(None, word, word, BrokenGrammar(after=5))
+    drafts = [[c, c], [a, b], [b, c], [a]]
+    lines = lines_of(drafts)
+
+    assert masks.possible_drafts(list(enumerate(drafts))) == [2, 2, 0, 0]
+    masks.begin(lines.rows, lines)
+    taken = masks.take(lines.rows, lines)
+    ends = masks.accept(np.array([1, 1, 1, 2], np.int32), np.array([a, b, c, a]))
+    masks.close()
+
+    assert taken is not None
+    assert taken.lines.tolist() == list(range(3, 11))
+    *found, broken, behind = map(allowed, taken.words)
+    starts = ids("a", "ab", "abc")
+    assert found == [starts, ids("b"), ids("c"), starts, [], []]
+    assert len(broken) >= VOCAB
+    assert behind == []  # its matcher cannot go back
+    assert ends.completed == {1}
+    assert not ends.failed
+
+
+class LateMatcher(SlowMatcher):
+    """Takes its time for the mask behind the first token, and writes it then."""
+
+    def __init__(self, let_go: threading.Event, *, is_broken: bool) -> None:
+        super().__init__(let_go)
+        self.num_tokens = 0
+        self.is_broken = is_broken
+
+    def matcher(self) -> LateMatcher:
+        return LateMatcher(self.let_go, is_broken=self.is_broken)
+
+    def fill(self, words: MaskWords) -> None:
+        if self.num_tokens == 1 and not self.let_go.is_set():
+            if self.is_broken:
+                raise MatcherTooSlow("slow")
+            spin(self.let_go)
+        words.fill(2)
+
+    def accept(self, token_id: int) -> bool:
+        self.num_tokens += 1
+        return True
+
+    def save(self) -> object:
+        return self.num_tokens
+
+    def restore(self, position: object) -> None:
+        self.num_tokens = int(str(position))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_row_that_takes_too_long_behind_a_draft_goes_on_without_drafts(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.05)
+    let_go = threading.Event()
+    masks = make_masks(LateMatcher(let_go, is_broken=is_broken), ToyGrammar(("a", "b")))
+    drafts = [[10, 10], ids("a")]
+    lines = lines_of(drafts)
+
+    taken = masks.take(lines.rows, lines)
+    let_go.set()
+
+    assert taken is not None
+    assert [allowed(words)[:1] for words in taken.words] == [[1], [], [], ids("a"), ids("b")]
+    ends = masks.accept(ROWS, np.array([10, ids("a")[0]]))
+    assert not ends.failed
+    assert masks.possible_drafts(list(enumerate([[10], ids("b")]))) == [0, 0]
+    again = masks.take(ROWS)
+    masks.close()
+    assert again is not None
+    assert [allowed(words)[:1] for words in again.words] == [[1], ids("b")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from remora.configs.errors import InvalidSampling
-from remora.engine.sampling.sampler import check_token_ids, uniforms
+from remora.engine.sampling.sampler import check_token_ids, random_bits
 from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, SamplingKernels, describe
 from tests.engine.sampling.constrained import ToyGrammar, ids, make_request
 from tests.engine.sampling.sampled import (
@@ -193,7 +193,8 @@ def test_numbers_are_uniform_over_seeds_and_over_positions() -> None:
     many = np.arange(20_000, dtype=np.uint64)
     one = np.zeros(20_000, np.uint64)
 
-    for numbers in (uniforms(many, one), uniforms(one, many), uniforms(many, many)):
+    for bits in (random_bits(many, one), random_bits(one, many), random_bits(many, many)):
+        numbers = (bits.view(np.uint64) >> np.uint64(11)) * 2.0**-53
         counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
         assert ((counts - 1000) ** 2 / 1000).sum() < 50.8  # 19 degrees of freedom, p = 1e-4
         assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
@@ -204,7 +205,7 @@ def test_sequences_of_related_seeds_do_not_overlap() -> None:
     seeds = np.full(1000, 7, np.uint64)
     one_step_on = seeds + np.uint64(0x9E3779B97F4A7C15)
 
-    shared = np.intersect1d(uniforms(seeds, steps), uniforms(one_step_on, steps))
+    shared = np.intersect1d(random_bits(seeds, steps), random_bits(one_step_on, steps))
 
     assert len(shared) == 0
 

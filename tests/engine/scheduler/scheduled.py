@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.spec.counts import DraftCounts
 from remora.engine.spec.speculation import Speculation
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import FakeRunner, make_engine, make_plan
@@ -64,6 +65,8 @@ class Harness:
         self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.stops: dict[tuple[str, int], int | None] = {}
         self.errors: dict[tuple[str, int], str] = {}
+        self.num_runs: dict[tuple[str, int], int] = defaultdict(int)
+        self.drafts: dict[tuple[str, int], DraftCounts] = {}
 
     def add(self, name: str, prompt: list[int], max_tokens: int = 5, **fields: Any) -> None:
         self.engine.add(make_request(name, prompt, max_tokens, **fields))
@@ -76,6 +79,8 @@ class Harness:
             key = (output.request_id, output.index)
             assert key not in self.ends, "output after the end"
             self.tokens[key] += output.token_ids
+            self.num_runs[key] += bool(output.token_ids)
+            self.drafts[key] = output.drafts
             if output.logprobs is not None:
                 self.described[key] += output.logprobs.token_ids.tolist()
             self.scored[key] += [t for p in output.prompt_logprobs for t in p.token_ids.tolist()]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from remora.configs.errors import ConfigError
-from remora.engine.types import FinishReason, Request, SamplingParams
-from tests.engine.fakes import expected_output, make_window_room
+from remora.engine.types import FinishReason, Request, SamplingParams, StepResult
+from tests.engine.fakes import FakeRunner, expected_output, make_window_room
 from tests.engine.scheduler.scheduled import Harness
 from tests.engine.scheduler.test_scheduler import SchedulerMachine
 from tests.engine.spec.proposers import (
     GUESSES,
+    FixedController,
     Guess,
     any_of_them,
+    constant,
     make_speculation,
     oracle,
 )
@@ -57,7 +60,7 @@ def cut_at(tokens: list[int], stops: list[int]) -> list[int]:
 @pytest.mark.parametrize("guess", GUESSES)
 def test_tokens_lines_and_ends_are_those_without_drafts(guess: Guess) -> None:
     rng = random.Random(guess.__name__)
-    for case in range(200):
+    for case in range(2000):
         harness = Harness(
             speculation=make_speculation(guess, rng.randrange(1, 7)),
             num_pages=rng.choice([8, 12, 32]),
@@ -86,7 +89,10 @@ def test_tokens_lines_and_ends_are_those_without_drafts(guess: Guess) -> None:
             assert harness.tokens[key] == harness.described[key] == tokens
             assert harness.stops[key] == (tokens[-1] if is_stopped else None)
             assert harness.ends[key] == (FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+            assert len(tokens) == harness.num_runs[key] + harness.drafts[key].num_accepted
         stats = harness.engine.stats()
+        counted = [sum(each) for each in zip(*harness.drafts.values(), strict=True)]
+        assert stats.drafts_by_source[1] == ("guess", tuple(counted))
         assert stats.num_held_pages == 0
         assert stats.generated_tokens_total == sum(map(len, harness.tokens.values()))
 
@@ -103,6 +109,68 @@ def test_right_drafts_save_steps_and_are_counted() -> None:
     stats = harness.engine.stats()
     assert (stats.drafted_rows_total, stats.draft_tokens_total) == (2, 6)
     assert stats.accepted_drafts_total == 6
+
+
+def test_drafts_are_counted_for_each_sequence_and_by_source() -> None:
+    controller = FixedController(3)
+    harness = Harness(speculation=make_speculation(constant, 3, controller=controller))
+    predicted = tuple(expected_output([1, 2], 9))
+    harness.add("told", [1, 2], 9, n=2, prediction_ids=predicted)
+    harness.add("other", [2, 1], 9)
+    harness.run()
+
+    # After the first token, two steps of 3 right drafts each; nothing is left to draft then.
+    assert harness.drafts["told", 0] == harness.drafts["told", 1] == (2, 6, 6)
+    num_rows, num_drafts, num_accepted = harness.drafts["other", 0]
+    assert num_drafts > num_accepted
+    stats = harness.engine.stats()
+    assert dict(stats.drafts_by_source) == {
+        "prediction": (4, 12, 12),
+        "guess": (num_rows, num_drafts, num_accepted),
+    }
+    assert controller.num_predicted == 4
+    num_verified = sum(len(plan.draft_ids) > 0 for plan in harness.runner.plans)
+    assert 0 < stats.verify_steps_total == num_verified < len(harness.runner.plans)
+
+
+def test_the_time_of_a_step_counts_as_verifying_if_it_has_drafts() -> None:
+    controller = FixedController(3)
+    speculation = make_speculation(constant, 3, controller=controller)
+    for num_drafts, pure in ((0, True), (2, True), (3, False)):
+        speculation.observe_step(8, 0.5, num_drafts=num_drafts, draft_s=0.0, pure=pure)
+
+    assert (speculation.num_verify_steps, speculation.verify_s) == (2, 1.0)
+    assert controller.num_steps == 2  # a step with a prompt says nothing of verifying
+
+
+class TimedRunner(FakeRunner):
+    """Takes a second to make drafts, as a draft model does."""
+
+    def finish(self) -> StepResult:
+        plan, result = self.plans[-1], super().finish()
+        return replace(result, draft_s=1.0) if len(plan.draft_ids) else result
+
+
+def test_steps_in_which_a_row_has_its_first_drafts_do_not_tell_the_time_of_a_draft() -> None:
+    # A draft model computes all that the row has got since it last had drafts.
+    controller = FixedController(2)
+    speculation = make_speculation(oracle, 5, controller=controller)
+    harness = Harness(runner=TimedRunner(), speculation=speculation)
+    harness.add("a", [1, 2], 60)
+    for most in (2, 3, 4, 0, 5, 4):  # the prompt's step, then those with up to so many drafts
+        controller.most = most
+        harness.step()
+    assert controller.drafting == [(4, 1.0), (4, 1.0)]
+
+    harness.add("b", [2, 2], 40)
+    predicted = tuple(expected_output([2, 1], 20))
+    harness.add("told", [2, 1], 20, prediction_ids=predicted)
+    harness.step()
+    controller.drafting.clear()
+    controller.most = 3
+    harness.step(2)  # `b` is new in the first of them; predicted drafts take no time
+    assert controller.drafting == [(3, 1.0)]
+    assert speculation.draft_s == harness.engine.stats().draft_time_total_s == 7.0
 
 
 def test_a_stopped_output_leaves_nothing_of_later_drafts_in_the_cache() -> None:
@@ -143,13 +211,13 @@ def test_drafts_take_what_prompts_leave_of_a_step() -> None:
     assert [plan.num_tokens.tolist() for plan in harness.runner.plans[2:]] == [[2, 8], [2, 8]]
 
 
-def test_rows_with_state_that_cannot_go_back_have_no_drafts() -> None:
+def test_rows_with_a_logit_processor_have_no_drafts() -> None:
     speculation = make_speculation(oracle)
-    harness = Harness(speculation=speculation)
-    harness.engine.add(request("a", [1, 2], max_tokens=6, allowed_token_ids=tuple(range(1, 50))))
+    harness = Harness(speculation=speculation, logit_processors={"any": "its:code"})
+    harness.engine.add(request("a", [1, 2], max_tokens=6, custom_logit_processor="any"))
     harness.run()
 
-    assert speculation.num_verified == 0
+    assert speculation.counts.num_rows == 0
     assert harness.tokens["a", 0] == expected_output([1, 2], 6)
 
 

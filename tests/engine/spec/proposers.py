@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from remora.engine.spec.speculation import Speculation
+from remora.engine.spec.speculation import PossibleDrafts, Speculation
+from remora.engine.types import Namespace
 from tests.engine.fakes import VOCAB, next_token
 
 Guess = Callable[[list[int], int], list[int]]
@@ -19,7 +20,7 @@ class GuessingProposer:
         self.num_asked = 0
         self._guess = guess
 
-    def begin(self, key: int, token_ids: Sequence[int]) -> None:
+    def begin(self, key: int, token_ids: Sequence[int], namespace: Namespace) -> None:
         assert key not in self.known
         self.known[key] = list(token_ids)
 
@@ -42,34 +43,68 @@ class FixedController:
     def __init__(self, most: int) -> None:
         self.most = most
         self.counts: list[tuple[int, int]] = []
-        self.num_steps = 0
+        self.num_steps = self.num_predicted = 0
+        self.drafting: list[tuple[int, float]] = []
         self.open: set[int] = set()
 
-    def limit(self, key: int, num_rows: int) -> int:
+    def limit(self, key: int, num_rows: int, *, is_free: bool = False) -> int:
         assert num_rows > 0
         self.open.add(key)
         return self.most
 
-    def observe(self, key: int, proposed: int, accepted: int) -> None:
+    def observe(
+        self, key: int, proposed: int, accepted: int, *, is_predicted: bool = False
+    ) -> None:
         assert key in self.open
         assert 0 <= accepted <= proposed <= self.most
         self.counts.append((proposed, accepted))
+        self.num_predicted += is_predicted
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         assert num_tokens > 0
         assert seconds >= 0
         self.num_steps += 1
 
+    def observe_drafting(self, num_drafts: int, seconds: float) -> None:
+        assert num_drafts > 0
+        assert seconds > 0
+        self.drafting.append((num_drafts, seconds))
+
     def end(self, key: int) -> None:
         self.open.remove(key)
 
 
-def make_speculation(guess: Guess, most: int = 4, *, vocab_size: int = VOCAB) -> Speculation:
+def make_speculation(
+    guess: Guess,
+    most: int = 4,
+    *,
+    controller: FixedController | None = None,
+    vocab_size: int = VOCAB,
+    possible_drafts: PossibleDrafts | None = None,
+) -> Speculation:
     """Speculation with the end of sequence of `fakes.py`."""
-    proposer, controller = GuessingProposer(guess), FixedController(most)
     return Speculation(
-        proposer, controller, max_drafts=most, vocab_size=vocab_size, eos_token_ids=[0]
+        GuessingProposer(guess),
+        controller or FixedController(most),
+        source="guess",
+        max_drafts=most,
+        vocab_size=vocab_size,
+        eos_token_ids=[0],
+        possible_drafts=possible_drafts,
     )
+
+
+def replaying(texts: Sequence[list[int]], every: int) -> Guess:
+    """What followed the same tokens in one of the texts; a draft in `every` is another token."""
+
+    def guess(known: list[int], limit: int) -> list[int]:
+        found = next((text for text in texts if text[: len(known)] == known), known)
+        return [
+            token if (len(known) + place) % every else token ^ 1
+            for place, token in enumerate(found[len(known) : len(known) + limit])
+        ]
+
+    return guess
 
 
 def oracle(known: list[int], limit: int) -> list[int]:

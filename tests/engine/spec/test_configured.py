@@ -11,6 +11,7 @@ from remora.configs.load import parse_args
 from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
 from remora.configs.schema import ServeConfig
 from remora.engine.spec.build import make_controller, make_proposer
+from remora.engine.types import Namespace
 
 
 def configured(keys: dict[str, Any], **sections: Any) -> ServeConfig:
@@ -19,7 +20,7 @@ def configured(keys: dict[str, Any], **sections: Any) -> ServeConfig:
 
 def planned(**keys: Any) -> SpeculationPlan:
     """Return what the section means with these keys."""
-    plan = plan_speculation(configured({"method": "ngram", **keys}), "cpu", overlap=False)
+    plan = plan_speculation(configured({"method": "ngram", **keys}), "cpu")
     assert plan is not None
     return plan
 
@@ -27,14 +28,14 @@ def planned(**keys: Any) -> SpeculationPlan:
 def drafts(token_ids: list[int], most: int = 2, **keys: Any) -> list[int]:
     """Return what the configured proposer drafts after a text."""
     proposer = make_proposer(planned(**keys))
-    proposer.begin(0, token_ids)
+    proposer.begin(0, token_ids, Namespace())
     proposer.propose([])
     return list(proposer.propose([(0, most)])[0])
 
 
 @pytest.mark.observes("speculation.method")
 def test_there_are_no_drafts_without_a_method() -> None:
-    assert plan_speculation(configured({}), "cpu", overlap=False) is None
+    assert plan_speculation(configured({}), "cpu") is None
     assert drafts([1, 2, 3, 1, 2]) == [3, 1]
 
 
@@ -59,6 +60,18 @@ def test_a_small_index_forgets_the_beginning_of_a_text() -> None:
     assert drafts(text, index_memory=64 * 1024) == []
 
 
+@pytest.mark.observes("speculation.shared_index_memory")
+def test_texts_of_earlier_requests_are_searched_where_there_is_memory_for_them() -> None:
+    found = {}
+    for memory in (None, "1MiB"):
+        proposer = make_proposer(planned(shared_index_memory=memory))
+        proposer.begin(0, [1, 2, 3, 4], Namespace())
+        proposer.end(0)
+        proposer.begin(1, [7, 1, 2], Namespace())
+        found[memory] = list(proposer.propose([(1, 2)])[0])
+    assert found == {None: [], "1MiB": [3, 4]}
+
+
 @pytest.mark.observes("speculation.max_drafts", "speculation.adaptive")
 def test_draft_lengths_adapt_or_stay_at_the_limit() -> None:
     found = {}
@@ -72,15 +85,22 @@ def test_draft_lengths_adapt_or_stay_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "overlap", "num_ranks"), [("cuda", False, 1), ("cpu", True, 1), ("cpu", False, 2)]
+    ("method", "device", "sections", "says"),
+    [
+        ("mtp", "cuda", {}, "runs on cuda"),
+        ("mtp", "cpu", {"parallel": {"tp_size": 2}}, "2 ranks"),
+        ("mtp", "cpu", {"engine": {"cpu_kernels": "torch"}}, "cpu_kernels is torch"),
+        ("ngram", "cuda", {"engine": {"deterministic": True}}, "deterministic"),
+    ],
 )
 def test_where_rows_cannot_have_drafts_the_section_is_refused(
-    device: str, overlap: bool, num_ranks: int
+    method: str, device: str, sections: dict[str, Any], says: str
 ) -> None:
-    config = configured({"method": "ngram"}, parallel={"tp_size": num_ranks})
+    config = configured({"method": method}, **sections)
 
-    with pytest.raises(ConfigError, match=r"speculation .* leave"):
-        plan_speculation(config, device, overlap=overlap)
+    with pytest.raises(ConfigError, match=rf"{says}.* leave"):
+        plan_speculation(config, device)
+    assert plan_speculation(configured({"method": "ngram"}, parallel={"tp_size": 2}), "cuda")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +109,7 @@ def test_where_rows_cannot_have_drafts_the_section_is_refused(
         ({"method": "ngram", "shortest_suffix": 6}, "must not exceed longest_suffix, 5"),
         ({"shortest_suffix": 3}, "needs method ngram"),
         ({"index_memory": "1MiB"}, "needs method ngram"),
+        ({"shared_index_memory": "1MiB"}, "needs method ngram"),
         ({"method": "ngram", "max_drafts": 0}, "max_drafts"),
     ],
 )

@@ -116,6 +116,15 @@ def test_a_row_that_begins_to_accept_gets_drafts_again() -> None:
     assert controller.limit(0, 1) >= 4
 
 
+def test_drafts_that_take_no_time_pay_where_slow_ones_do_not() -> None:
+    controller = AdaptiveController(MAX_DRAFTS)
+    speed(controller, BF16, lambda row, step: 0.6, num_steps=500)
+    for _ in range(10):
+        controller.observe_drafting(1, 2 * BF16[1])
+    assert min(controller.limit(0, 1) for _ in range(10)) == 0
+    assert min(controller.limit(0, 1, is_free=True) for _ in range(10)) >= 2
+
+
 def test_a_new_row_starts_with_the_rates_of_the_rows_before() -> None:
     useful, useless = AdaptiveController(MAX_DRAFTS), AdaptiveController(MAX_DRAFTS)
     speed(useful, BF16, lambda row, step: 0.9, num_steps=500)
@@ -126,6 +135,20 @@ def test_a_new_row_starts_with_the_rates_of_the_rows_before() -> None:
     assert [useless.limit(1, 1) for _ in range(3)] == [1, 1, 1]  # a probe, until there are drafts
     useless.observe(1, 1, 0)
     assert [useless.limit(1, 1) for _ in range(10)] == [0] * 10
+
+
+def test_predicted_drafts_change_the_rates_of_their_own_row_only() -> None:
+    drafted, disturbed = AdaptiveController(MAX_DRAFTS), AdaptiveController(MAX_DRAFTS)
+    for controller in (drafted, disturbed):
+        speed(controller, BF16, lambda row, step: 0.8, num_steps=500)
+        controller.end(0)
+    for row in range(1, 300):  # each with a wrong prediction
+        for _ in range(20):
+            if limit := disturbed.limit(row, 1, is_free=True):
+                disturbed.observe(row, limit, 0, is_predicted=True)
+        assert disturbed.limit(row, 1) <= 1
+        disturbed.end(row)
+    assert disturbed.limit(99, 1) == drafted.limit(99, 1) >= 4
 
 
 def test_drafts_of_ended_rows_do_not_count() -> None:

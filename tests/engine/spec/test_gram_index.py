@@ -121,5 +121,19 @@ def test_removing_all_texts_frees_all_entries() -> None:
     index.add(2, [1, 2])
     for key in (0, 1, 2, 2):
         index.remove(key)
+    assert index.work() == 18  # freed
     assert index.num_grams == 0
     assert index.work() == 0
+
+
+def test_a_removed_text_is_freed_a_part_at_a_time() -> None:
+    index = GramIndex(2, 4, 64 * MIB)
+    index.add(0, list(range(20_000)))
+    while index.work():
+        pass
+    left = [index.num_grams]
+    index.remove(0)
+    while left[-1]:
+        index.work()
+        left.append(index.num_grams)
+        assert 0 < left[-2] - left[-1] <= GRAMS_PER_WORK

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.llm import LLM, Generation, SamplingParams
+from remora.engine.runner.runner import LocalRunner
 from remora.engine.spec.speculation import Speculation
+from remora.lora.setup import pooling
 from tests.conftest import TinyCheckpoints
-from tests.engine.spec.proposers import FixedController, Guess, GuessingProposer
+from tests.engine.spec.proposers import FixedController, Guess, GuessingProposer, replaying
+from tests.lora.adapters import make_adapter
 
 PROMPTS = [list(range(3, 40)), [7, 8, 9], [11, 7, 8, 9, 11, 7, 8]]
 COUNT = 24
@@ -33,53 +39,69 @@ PARAMS: dict[str, dict[str, Any]] = {
         "min_tokens": 6,
         "stop_token_ids": tuple(range(20, 60)),
     },
+    "allowed": {
+        "temperature": 1.0,
+        "seed": 6,
+        "n": 2,
+        "allowed_token_ids": tuple(range(3, 500)),
+        "first_token_ids": (9, 30, 40),
+        "logprobs": 0,
+    },
 }
+WORDS = Constraint(kind=ConstraintKind.REGEX, source="(?:[a-z]{2,9} ){3,40}[.!]")
 
 
 def replayed(generations: Sequence[Generation], every: int) -> Guess:
     """What was generated after the same tokens before; one draft in `every` is another token."""
-    texts = [
-        generation.prompt_token_ids + completion.token_ids
-        for generation in generations
-        for completion in generation.completions
-    ]
-
-    def guess(known: list[int], limit: int) -> list[int]:
-        for text in texts:
-            if text[: len(known)] == known:
-                found = text[len(known) : len(known) + limit]
-                return [
-                    token if (len(known) + place) % every else token ^ 1
-                    for place, token in enumerate(found)
-                ]
-        return []
-
-    return guess
+    return replaying(
+        [
+            generation.prompt_token_ids + completion.token_ids
+            for generation in generations
+            for completion in generation.completions
+        ],
+        every,
+    )
 
 
-def generate(llm: LLM, guess: Guess | None = None, **changes: Any) -> list[Generation]:
-    """Generate for each prompt with each of PARAMS at once, perhaps with drafts."""
+def generate(
+    llm: LLM,
+    guess: Guess | None = None,
+    *,
+    constraint: Constraint | None = None,
+    adapters: Sequence[str | None] = (None,),
+    **changes: Any,
+) -> list[Generation]:
+    """Generate for each prompt with each of PARAMS at once, perhaps with drafts.
+
+    adapters:  used in turns
+    """
     engine = llm._engine
     speculation = None
     if guess is not None:
         speculation = Speculation(
             GuessingProposer(guess),
             FixedController(5),
+            source="guess",
             max_drafts=5,
             vocab_size=engine._vocab_size,
             eos_token_ids=llm.tokenizer.eos_token_ids,
+            possible_drafts=cast("LocalRunner", engine._runner).possible_drafts,
         )
     engine._scheduler.speculation = speculation
     engine.flush_cache()
     params = [
         SamplingParams(**({"max_tokens": COUNT, "ignore_eos": True} | each | changes))
-        for each in PARAMS.values()
+        for name, each in PARAMS.items()
+        if constraint is None or name != "allowed"  # together they may leave no token
         for _ in PROMPTS
     ]
-    done = llm.generate(PROMPTS * len(PARAMS), params)
+    names = list(islice(cycle(adapters), len(params)))
+    done = llm.generate(
+        PROMPTS * (len(params) // len(PROMPTS)), params, adapter=names, constraint=constraint
+    )
     engine.check_integrity()
     if speculation is not None:
-        assert speculation.num_accepted > COUNT
+        assert speculation.counts.num_accepted > COUNT
     return done
 
 
@@ -110,6 +132,39 @@ def test_native_kernels_give_the_same_bits(
 
     for every in (1000, 3):
         drafted = generate(llm, replayed(plain, every))
+        assert [each.completions for each in drafted] == [each.completions for each in plain]
+    llm.close()
+
+
+@pytest.mark.parametrize("what", ["grammar", "adapters"])
+def test_constrained_and_adapted_rows_give_the_same_bits(
+    what: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("llama")
+    keys: dict[str, Any] = {}
+    more: dict[str, Any] = {"constraint": WORDS}
+    if what == "adapters":
+        for seed, name in enumerate(("a", "b")):
+            make_adapter(
+                path, tmp_path / name, seed=seed, r=8, target_modules=["q_proj", "up_proj"]
+            )
+        keys["adapting"] = pooling({name: tmp_path / name for name in ("a", "b")}, num_slots=2)
+        more = {"adapters": ["a", None, "b", "a"]}
+    llm = LLM(
+        str(path),
+        show_progress=False,
+        cpu_kernels="native",
+        dtype="bfloat16",
+        num_threads=1,
+        kv_tokens=2048,
+        max_running_requests=8,
+        **keys,
+    )
+
+    plain = generate(llm, **more)
+
+    for every in (1000, 3):
+        drafted = generate(llm, replayed(plain, every), **more)
         assert [each.completions for each in drafted] == [each.completions for each in plain]
     llm.close()
 

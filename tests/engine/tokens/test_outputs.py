@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remora.engine.spec.counts import DraftCounts
 from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import (
@@ -284,3 +285,21 @@ def test_a_healed_prompt_is_not_repeated() -> None:
 
     assert "".join(output.text for output in outputs) == "ld"
     assert outputs[-1].num_output_tokens == len(ids)
+
+
+def test_predicted_tokens_are_counted_up_to_a_stop_string() -> None:
+    processor = make_processor(stop=("c",), max_tokens=9)
+    found = processor.process([make_event(ids_of("ab"), predicted=(1, 0))])
+    found += processor.process([make_event(ids_of("cd"), predicted=(3, 2))])
+    assert processor.is_finished
+    assert found[-1].predicted == (3, 2)
+
+
+def test_right_drafts_after_a_stop_string_are_not_counted() -> None:
+    processor = make_processor(stop=("c",), max_tokens=9)
+    run = [token_id for letter in "bcde" for token_id in ids_of(letter)]
+    processor.process([make_event(ids_of("a"))])
+    found = processor.process([make_event(run, drafts=DraftCounts(1, 4, 3))])
+    assert processor.is_finished
+    assert found[-1].drafts == (1, 4, 2)  # b and c
+    assert found[-1].num_output_tokens == 3

@@ -17,6 +17,7 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.weights.hold_quantised import describe_quantised
 from remora.kernels.lora import RowGroups
+from remora.kernels.quantised.quant_formats import tensors_of
 from tests.conftest import TinyCheckpoints
 from tests.engine.loaded import load_f32
 from tests.engine.weights.formats.checkpoints import quantise
@@ -38,6 +39,9 @@ HELD = {
     "bnb-int8": "int8",
     "ct-float8": "fp8",
     "fp8-tensor": "fp8",
+    "ct-mxfp4": "mxfp4",
+    "ct-nvfp4": "nvfp4",
+    "modelopt-nvfp4": "nvfp4",
 }
 
 
@@ -81,7 +85,7 @@ def test_layers_hold_the_numbers_of_the_checkpoint(name: str, llama: Path, tmp_p
     assert sum(each.device_layers for each in facts.stored) == numbers
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "bnb-nf4", "ct-nvfp4"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "bnb-nf4"])
 def test_what_no_format_holds_is_dequantised(name: str, llama: Path, tmp_path: Path) -> None:
     quantised, plain = quantise(llama, tmp_path, SAMPLES[name], LINEARS)
 
@@ -162,6 +166,52 @@ def test_experts_of_blocks_are_stacked(
     assert describe_quantised(model).endswith("1 layers of experts in fp8 in blocks")
 
 
+@pytest.mark.parametrize("layout", [WHOLE, Layout(rank=1, tp_size=2)])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("awq", "int4"),
+        ("ct-packed-8-bits", "int8 in groups"),
+        ("ct-int8", "int8 in groups"),
+        ("ct-mxfp4", "mxfp4"),
+        ("modelopt-nvfp4", "nvfp4"),
+    ],
+)
+def test_experts_in_groups_are_stacked(
+    name: str, shown: str, layout: Layout, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("mixtral", **{**EXPERTS, "intermediate_size": 192})
+    quantised, plain = quantise(path, tmp_path, SAMPLES[name], (".w1", ".w2", ".w3"))
+
+    model = load_f32(quantised, held="stored", layout=layout)
+
+    exact = load_f32(plain, layout=layout)
+    ((_, experts),), ((_, same),) = model.experts(), exact.experts()
+    assert experts.quantised is not None
+    gate_up, down = experts.quantised
+    assert torch.equal(gate_up.dequantised(), same.gate_up)
+    assert torch.equal(down.dequantised(), same.down)
+    assert experts.num_bytes == sum(
+        tensor.nbytes for each in experts.quantised for tensor in tensors_of(each).values()
+    )
+    assert describe_quantised(model) == f"1 layers of experts in {shown}"
+    numbers = sum(each.device_layers for each in read_model_facts(quantised).stored)
+    assert numbers == layout.tp_size * (same.gate_up.numel() + same.down.numel())
+
+
+def test_experts_whose_inputs_are_ordered_are_dequantised(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("mixtral", **{**EXPERTS, "intermediate_size": 192})
+    quantised, plain = quantise(path, tmp_path, SAMPLES["gptq-act-order"], (".w1", ".w2", ".w3"))
+
+    model = load_f32(quantised, held="stored")
+
+    ((_, experts),), ((_, same),) = model.experts(), load_f32(plain).experts()
+    assert experts.quantised is None
+    assert torch.equal(experts.gate_up, same.gate_up)
+
+
 def test_experts_whose_blocks_are_cut_are_dequantised(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
@@ -187,6 +237,20 @@ def test_experts_are_rounded_to_blocks_on_loading(tiny_checkpoints: TinyCheckpoi
         error = (held_as.dequantised() - exact).abs()
         assert (error <= exact.abs() * 2**-4 + held_as.scales.max() * 2**-10).all()
         assert error.max() > 0
+
+
+def test_experts_are_rounded_to_integers_on_loading(tiny_checkpoints: TinyCheckpoints) -> None:
+    path = tiny_checkpoints("mixtral", **EXPERTS)
+
+    model, plain = load_f32(path, held="int8"), load_f32(path)
+
+    ((_, experts),), ((_, same),) = model.experts(), plain.experts()
+    assert experts.quantised is not None
+    for held_as, exact in zip(experts.quantised, (same.gate_up, same.down), strict=True):
+        error = (held_as.dequantised() - exact).abs()
+        assert (error <= exact.abs().amax(2, keepdim=True) / 127 * 0.51).all()
+        assert error.max() > 0
+    assert "1 layers of experts in int8 in groups" in describe_quantised(model)
 
 
 @pytest.mark.parametrize("rounding", ["fp8", "int8"])

@@ -89,6 +89,16 @@ def test_a_folder_without_config_is_written_again_and_a_whole_one_is_not(
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2, "find_packaged_gguf", lambda *_: tmp_path / "x.gguf")
+    (tmp_path / "cache").touch()
+
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/cache.*REMORA_CACHE"):
+        materialise_smollm2(tmp_path / "cache" / "smollm2")
+
+
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [

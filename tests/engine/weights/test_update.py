@@ -211,6 +211,8 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(
         ("/etc", None, "below none of model.weight_roots"),
         ("{root}/../elsewhere", None, "below none of model.weight_roots"),
         ("{root}/nothing", None, "nothing"),
+        ("{root}/a\0b", None, "cannot be opened"),
+        ("{root}/" + "x" * 300, None, "cannot be opened"),
         ("nowhere", LOADER, "failed: OSError: there is nothing"),
         ("nowhere", "os:listdir", "load_format is 'os:listdir'; this server allows"),
     ],

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from remora.kernels import sampling as reference
 from remora.kernels.cpu.build import InstructionSet
 from remora.kernels.cpu.sampling import NativeSampling
-from tests.kernels.test_sampling import choose
-from tests.sampling_kernels import native_sampling
+from tests.kernels.test_sampling import CLOSE, choose
+from tests.sampling_kernels import native_sampling, racing_times
 
 # Both weigh tokens with float32 exponentials, so their running sums part by a few 1e-7 of the mass.
 ROUNDING = 2e-6
@@ -68,7 +68,7 @@ def test_the_token_is_the_references_unless_rounding_at_a_border_decides(
     num_rows = 6
     logits = make_logits(seed, (num_rows, vocab_size), spread, step)
     params = make_rows(seed, num_rows)
-    uniforms = np.random.default_rng(seed).random(num_rows)
+    keys = np.random.default_rng(seed).integers(-(2**63), 2**63, num_rows)
     clear = np.array(
         [
             top_p_is_clear(logits[row].numpy(), {name: each[row] for name, each in params.items()})
@@ -78,17 +78,18 @@ def test_the_token_is_the_references_unless_rounding_at_a_border_decides(
 
     before = logits.clone()
 
-    token_ids, is_good = native.choose(logits, uniforms=uniforms, **params)
+    token_ids, is_good = native.choose(logits, keys=keys, **params)
 
     assert torch.equal(logits, before)
-    # Tokens are drawn in the order of their ids: a greater number never draws a lower id.
-    low, _ = reference.choose(logits.clone(), uniforms=np.maximum(uniforms - ROUNDING, 0), **params)
-    high, _ = reference.choose(
-        logits.clone(), uniforms=np.minimum(uniforms + ROUNDING, 1 - 2**-53), **params
-    )
+    expected, _ = reference.choose(logits.clone(), keys=keys, **params)
     assert is_good.all()
-    assert (low[clear] <= token_ids[clear]).all()
-    assert (token_ids[clear] <= high[clear]).all()
+    for row in clear.nonzero()[0]:
+        if token_ids[row] != expected[row]:
+            heat = params["temperature"][row]
+            assert heat > 0
+            weights = np.exp(logits[row].double().numpy() / heat)
+            times = racing_times(keys[row : row + 1], weights)[0]
+            assert times[token_ids[row]] == pytest.approx(times[expected[row]], rel=CLOSE)
 
 
 @settings(max_examples=20)
@@ -124,10 +125,10 @@ def test_log_probabilities_are_exact_and_ranks_the_references(
 def test_any_number_of_threads_chooses_the_same(filters: dict[str, float]) -> None:
     num_rows = 33
     logits = make_logits(1, (num_rows, 5000), 2.0, 0.0)
-    uniforms = np.random.default_rng(2).random(num_rows)
+    keys = np.random.default_rng(2).integers(-(2**63), 2**63, num_rows)
 
     first, *others = (
-        choose(native_sampling(num_threads=num_threads), logits, uniforms, **filters)
+        choose(native_sampling(num_threads=num_threads), logits, keys, **filters)
         for num_threads in (1, 2, 3)
     )
 
@@ -138,11 +139,11 @@ def test_rows_may_lie_apart_and_what_is_between_them_is_not_read() -> None:
     apart = torch.full((3, 400), torch.nan)
     apart[:, :300] = make_logits(3, (3, 300), 2.0, 0.0)
     params = make_rows(5, 3)
-    uniforms = np.full(3, 0.4)
+    keys = np.arange(3)
 
-    chosen, is_good = native_sampling().choose(apart[:, :300], uniforms=uniforms, **params)
+    chosen, is_good = native_sampling().choose(apart[:, :300], keys=keys, **params)
 
-    together, _ = native_sampling().choose(apart[:, :300].contiguous(), uniforms=uniforms, **params)
+    together, _ = native_sampling().choose(apart[:, :300].contiguous(), keys=keys, **params)
     assert is_good.all()
     assert chosen.tolist() == together.tolist()
 
@@ -160,7 +161,7 @@ def test_rows_may_lie_apart_and_what_is_between_them_is_not_read() -> None:
 def test_what_native_code_would_misread_is_refused(
     logits: torch.Tensor, name: str, values: npt.NDArray[Any], message: str
 ) -> None:
-    params = {"uniforms": np.zeros(2), **make_rows(5, 2), name: values}
+    params = {"keys": np.zeros(2, np.int64), **make_rows(5, 2), name: values}
 
     with pytest.raises(TypeError, match=message):
         native_sampling().choose(logits, **params)

@@ -69,7 +69,9 @@ def integers(
     def make(n: int, k: int) -> WeightKind:
         size, middle = group or k, 1 << (bits - 1)
         shape = (n, -(-k // size))
-        factors = torch.randn(shape).to(scales)
+        factors = torch.randn(shape)
+        # Smaller ones are not exact in float16, which native formats have.
+        factors = torch.where(factors.abs() < 0.01, 0.01, factors).to(scales)
         factors.view(torch.int32 if factors.itemsize == 4 else torch.int16).bitwise_or_(1)
         factors[1:][torch.rand(shape)[1:] < 0.1] = 0
         anywhere = torch.randint(0, 2 * middle, shape) // (2 * middle - 1) * (2 * middle - 1)
@@ -220,19 +222,17 @@ def test_other_4_bit_floats_have_no_native_format() -> None:
 def test_every_8_bit_float_is_read_exactly(each_team: Team) -> None:
     k = 200
     numbers = torch.arange(k) % 127
-    codes = torch.stack((numbers, numbers | 128, numbers, numbers | 128))
-    codes[2, 3], codes[3, 150] = 0x7F, 0xFF
+    codes = torch.stack((numbers, numbers | 128))
     kind = Float8Weight(
         values=codes.to(torch.uint8).view(torch.float8_e4m3fn),
-        scales=torch.randn(4, 2),
+        scales=torch.randn(2, 2),
         block=(1, 128),
     )
     weight = pack_stored(each_team, kind, None, Arena(segment_bytes=0))
 
     out = multiply(each_team, make_rows(each_team, weight.format, torch.eye(k)), weight)
 
-    assert torch.equal(out[:, :2], kind.dequantised().T[:, :2])
-    assert out[:, 2:4].isnan().all()
+    assert torch.equal(out[:, :2], kind.dequantised().T)
 
 
 def test_kinds_without_a_native_format_have_none() -> None:

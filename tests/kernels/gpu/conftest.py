@@ -28,28 +28,34 @@ def interpreted_bfloat16() -> Iterator[None]:
 
     It multiplies and subtracts blocks of bfloat16 as the integers that it keeps for them, takes
     other integers for such, and rounds to bfloat16 by leaving bits out, where a GPU takes the
-    nearest number, the even one of two.
+    nearest number, the even one of two. It widens bfloat16's numbers below the normal ones wrongly.
     """
     tl = pytest.importorskip("triton.language")
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original, original_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-    original_sub = InterpreterBuilder.create_fsub
+    by_name = {name: getattr(InterpreterBuilder, name) for name in ("create_fsub", "create_fmul")}
 
     def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype == tl.bfloat16:
             a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
         return original(builder, a, b, *rest)
 
-    def create_fsub(builder: Any, a: Any, b: Any) -> Any:
-        if a.dtype.scalar != tl.bfloat16:
-            return original_sub(builder, a, b)
-        a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
-        return builder.create_fp_trunc(original_sub(builder, a, b), tl.bfloat16)
+    def rounded(name: str) -> Any:
+        def compute(builder: Any, a: Any, b: Any) -> Any:
+            if a.dtype.scalar != tl.bfloat16:
+                return by_name[name](builder, a, b)
+            a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
+            return builder.create_fp_trunc(by_name[name](builder, a, b), tl.bfloat16)
+
+        return compute
 
     def cast_impl(builder: Any, source: Any, dtype: Any) -> Any:
         if dtype.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
             source = original_cast(builder, source, tl.float32)
+        if source.dtype.scalar == tl.bfloat16 and dtype.scalar == tl.float32:
+            wide = source.data.view(np.uint16).astype(np.uint32) << 16
+            return TensorHandle(wide.view(np.float32), tl.float32)
         if source.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
             return original_cast(builder, source, dtype)
         bits = source.data.view(np.uint32)
@@ -59,7 +65,8 @@ def interpreted_bfloat16() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpreterBuilder, "create_dot", create_dot)
-        patch.setattr(InterpreterBuilder, "create_fsub", create_fsub)
+        for name in by_name:
+            patch.setattr(InterpreterBuilder, name, rounded(name))
         patch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
         yield
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +17,25 @@ from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.moe import moe, moe_reference
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_rules import SILU, Gating, Routing
-from remora.kernels.moe_weights import ExpertWeight
-from remora.kernels.quantised.quant_formats import BLOCK, Fp8BlockWeight
+from remora.kernels.moe_weights import ExpertWeight, StackableWeight, allocate_stack, write_rows
+from remora.kernels.quantised.quant_formats import (
+    BLOCK,
+    Fp4GroupWeight,
+    Fp8BlockWeight,
+    GroupWeight,
+)
 from tests.kernels.gpu.devices import (
     interpreted_only,
     on_gpu,
     poisoned,
     poisoned_memory,
 )
-from tests.kernels.quantised_weights import random_fp8, random_scales
+from tests.kernels.quantised_weights import MAKERS, random_fp8, random_scales
 
 # Of outputs of about one, made of two rounded sums and k rounded addends.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCES)
+CLAMPED = Gating(sharpness=1.7, offset=1.0, limit=1.5)
 # Rows that only fill blocks up are scaled like others, and then not looked at: they may hold no
 # numbers, of which the interpreter's numpy warns.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
@@ -53,6 +61,30 @@ def make_fp8_weights(
         values = random_fp8(experts, outputs, inputs, device=device)
         scales = random_scales(experts, -(-outputs // BLOCK), -(-inputs // BLOCK), device=device)
         return Fp8BlockWeight(values=values, scales=scales / 16 / inputs**0.5)
+
+    return make(2 * inner, hidden), make(hidden, inner)
+
+
+def make_grouped(
+    name: str, experts: int, hidden: int, inner: int, device: str
+) -> tuple[StackableWeight, StackableWeight]:
+    """Stack weights of a format, with factors or scales that make outputs of about one."""
+
+    def make(outputs: int, inputs: int) -> StackableWeight:
+        each = [MAKERS[name](outputs, inputs, device) for _ in range(experts)]
+        assert isinstance(each[0], GroupWeight)
+        stack = allocate_stack(each[0], experts, outputs, device)
+        for expert, one in enumerate(each):
+            assert isinstance(one, GroupWeight)
+            write_rows(stack, expert, 0, one)
+        size = float(stack.dequantised().square().mean().sqrt()) * inputs**0.5
+        if name == "mxfp4":
+            less = (stack.scales.view(torch.uint8) - round(math.log2(size))).to(torch.uint8)
+            return replace(stack, scales=less.view(torch.float8_e8m0fnu))
+        if isinstance(stack, Fp4GroupWeight):
+            assert stack.factors is not None
+            return replace(stack, factors=stack.factors / size)
+        return replace(stack, scales=(stack.scales / size).to(stack.scales.dtype))
 
     return make(2 * inner, hidden), make(hidden, inner)
 
@@ -108,8 +140,7 @@ def test_biases_and_gates_with_limits_agree_with_torch(device: str, dtype: torch
     gate_up, down = make_weights(5, 72, 40, dtype, device)
     biases = torch.randn(5, 80, device=device).to(dtype), torch.randn(5, 72, device=device)
     x, ids = torch.randn(7, 72, device=device).to(dtype), make_ids(7, 2, 5, device)
-    gating = Gating(sharpness=1.7, offset=1.0, limit=1.5)
-    options: dict[str, Any] = {"gating": gating, "tolerance": 2 * TOLERANCES[dtype]}
+    options: dict[str, Any] = {"gating": CLAMPED, "tolerance": 2 * TOLERANCES[dtype]}
 
     both = check(x, ids, gate_up, down, biases=biases, **options)
     first = check(x, ids, gate_up, down, biases=(biases[0], None), **options)
@@ -140,6 +171,28 @@ def test_float8_in_blocks_agrees_with_torch(device: str, tokens: int, experts: i
 
     with poisoned_memory():
         check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=5e-2)
+
+
+GROUPED = ("int4 32", "int4 128", "int8 32", "mxfp4", "nvfp4")
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [(3, torch.bfloat16), (22, torch.float16), (45, torch.bfloat16), (5, torch.float32)],
+    ids=str,
+)
+def test_weights_in_groups_agree_with_torch(
+    device: str, name: str, tokens: int, dtype: torch.dtype
+) -> None:
+    """Of inputs that are no whole runs, with biases, in blocks of every size."""
+    torch.manual_seed(tokens)
+    gate_up, down = make_grouped(name, 2, 160, 96, device)
+    biases = torch.randn(2, 192, device=device).to(dtype), torch.randn(2, 160, device=device)
+    x, ids = torch.randn(tokens, 160, device=device).to(dtype), make_ids(tokens, 2, 2, device)
+    tolerance = 2 * TOLERANCES[dtype]
+
+    check(x, ids, gate_up, down, biases=biases, gating=CLAMPED, tolerance=tolerance)
 
 
 @interpreted_only

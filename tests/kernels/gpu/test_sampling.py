@@ -17,8 +17,9 @@ from remora.kernels import sampling
 from remora.kernels.device_sampling import SKIPPED, choose_on_device
 from remora.kernels.sampling import ALL_BANNED, NO_FAULT, NOT_FINITE
 from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned_memory
+from tests.kernels.test_sampling import CLOSE, make_logits
 from tests.kernels.test_sampling import choose as choose_in_torch
-from tests.kernels.test_sampling import make_logits
+from tests.sampling_kernels import racing_times
 
 # Around blocks of 128 and segments of 2048, and beyond the candidates that a program holds of one.
 VOCAB_SIZES = [1, 2, 127, 129, 2047, 2049, 4500]
@@ -31,7 +32,7 @@ class Row:
     """What a row asks for."""
 
     temperature: float = 1.0
-    uniform: float = 0.0
+    key: int = 0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -49,7 +50,7 @@ def choose(logits: Tensor, rows: list[Row]) -> tuple[list[int], list[int]]:
         ids, faults = choose_on_device(
             logits,
             column("temperature", torch.float32),
-            column("uniform", torch.float64),
+            column("key", torch.int64),
             top_k=column("top_k", torch.int64),
             top_p=column("top_p", torch.float64),
             min_p=column("min_p", torch.float32),
@@ -80,7 +81,7 @@ def kept_probs(
 
 
 def check_row(logits: npt.NDArray[np.float32], row: Row, token_id: int) -> None:
-    """See that the token is where the running sum in the order of ids passes the uniform.
+    """See that the token wins the race of those that the filters keep.
 
     Where a filter's boundary lies within rounding of a token, it may keep it or not.
     """
@@ -90,16 +91,15 @@ def check_row(logits: npt.NDArray[np.float32], row: Row, token_id: int) -> None:
     found = []
     for lenience in (ROUNDING, -ROUNDING):
         probs = kept_probs(logits, row, lenience)
-        passed = np.cumsum(probs)[token_id]
-        is_here = passed - probs[token_id] - ROUNDING <= row.uniform <= passed + ROUNDING
-        found.append(probs[token_id] > 0 and is_here)
+        times = racing_times(np.array([row.key]), probs)[0]
+        found.append(times[token_id] <= times.min() * (1 + CLOSE))
     assert any(found)
 
 
 rows = st.builds(
     Row,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.0, 2.0]),
-    uniform=st.floats(0, 1, exclude_max=True),
+    key=st.integers(-(2**63), 2**63 - 1),
     top_k=st.sampled_from([0, 0, 1, 2, 40, 600, 10**6]),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0, 1.0]),
     min_p=st.sampled_from([0.0, 0.0, 0.011, 0.31, 1.0]),
@@ -115,7 +115,7 @@ rows = st.builds(
     spread=st.sampled_from([0.1, 1.0, 6.0]),
     rows=st.lists(rows, min_size=1, max_size=3),
 )
-def test_every_row_gets_the_token_of_its_own_uniform_and_filters(
+def test_every_row_gets_the_token_of_its_own_key_and_filters(
     seed: int, vocab_size: int, step: float, spread: float, rows: list[Row]
 ) -> None:
     logits = np.stack(
@@ -132,20 +132,20 @@ def test_every_row_gets_the_token_of_its_own_uniform_and_filters(
 EDGES = {
     "greedy": Row(temperature=0.0),
     "greedy whatever else is asked": Row(temperature=0.0, top_k=7, top_p=0.5, min_p=0.1),
-    "all tokens, first": Row(uniform=0.0),
-    "all tokens, last": Row(uniform=1 - 2**-53),
-    "cold": Row(temperature=1e-5, uniform=0.7),
-    "hot": Row(temperature=100.0, uniform=0.3),
-    "hot and cut": Row(temperature=100.0, uniform=0.9999, top_p=0.999),
-    "one": Row(uniform=0.5, top_k=1),
-    "as many as there are": Row(uniform=0.5, top_k=2500),
-    "many": Row(uniform=0.99, top_k=2000),
-    "few, last": Row(uniform=1 - 2**-53, top_k=3),
-    "little mass": Row(uniform=0.9, top_p=1e-9),
-    "much mass": Row(uniform=0.999, top_p=0.9999),
-    "as likely as the first": Row(uniform=0.9, min_p=1.0),
-    "all filters": Row(uniform=0.6, top_k=50, top_p=0.7, min_p=0.01),
-    "least probability decides": Row(uniform=0.99, top_k=2000, top_p=0.9999, min_p=0.5),
+    "all tokens": Row(key=3),
+    "all tokens, all bits": Row(key=-1),
+    "cold": Row(temperature=1e-5, key=4),
+    "hot": Row(temperature=100.0, key=5),
+    "hot and cut": Row(temperature=100.0, key=6, top_p=0.999),
+    "one": Row(key=7, top_k=1),
+    "as many as there are": Row(key=8, top_k=2500),
+    "many": Row(key=9, top_k=2000),
+    "few, last": Row(key=10, top_k=3),
+    "little mass": Row(key=11, top_p=1e-9),
+    "much mass": Row(key=12, top_p=0.9999),
+    "as likely as the first": Row(key=13, min_p=1.0),
+    "all filters": Row(key=14, top_k=50, top_p=0.7, min_p=0.01),
+    "least probability decides": Row(key=15, top_k=2000, top_p=0.9999, min_p=0.5),
 }
 
 
@@ -162,7 +162,7 @@ def test_edges_of_what_a_row_may_ask_for(device: str, kind: str) -> None:
 
 
 def test_tokens_are_those_of_the_torch_code(device: str) -> None:
-    """Where no uniform is near a boundary; its own tests compare it with a full sort."""
+    """Its own tests compare it with a full sort."""
     rng = np.random.default_rng(5)
     logits = (3 * rng.normal(size=(6, 3000))).astype(np.float32)
     filters: list[dict[str, Any]] = [
@@ -173,37 +173,32 @@ def test_tokens_are_those_of_the_torch_code(device: str) -> None:
         {"top_k": 50, "top_p": 0.8},
         {"top_k": 300, "min_p": 0.01},
     ]
-    uniforms = rng.random(6)
-    rows = zip(logits, uniforms, filters, strict=True)
+    keys = rng.integers(-(2**63), 2**63, 6).tolist()
+    rows = zip(logits, keys, filters, strict=True)
     expected = [
-        choose_in_torch(sampling, torch.from_numpy(line[None]), uniform, temperature=0.8, **each)[0]
-        for line, uniform, each in rows
+        choose_in_torch(sampling, torch.from_numpy(line[None]), key, temperature=0.8, **each)[0]
+        for line, key, each in rows
     ]
 
     ids, _ = choose(
         torch.tensor(logits, device=device),
-        [
-            Row(temperature=0.8, uniform=uniform, **each)
-            for uniform, each in zip(uniforms, filters, strict=True)
-        ],
+        [Row(temperature=0.8, key=key, **each) for key, each in zip(keys, filters, strict=True)],
     )
 
     assert ids == expected
 
 
 def test_equals_of_the_last_token_stay(device: str) -> None:
-    logits = torch.full((4, 2100), -9.0, device=device)
+    logits = torch.full((24, 2100), -9.0, device=device)
     logits[:, [5, 700, 2099]] = 2.0
     logits[:, 1300] = 3.0
-    asked = [Row(uniform=uniform, top_k=2) for uniform in (0.0, 0.3, 0.7, 0.99)]
 
-    ids, _ = choose(logits, asked)
+    ids, _ = choose(logits, [Row(key=key, top_k=2) for key in range(24)])
 
-    # Masses: e^2 for three of them, e^3 for token 1300.
-    assert ids == [5, 700, 1300, 2099]
+    assert {*ids} == {5, 700, 1300, 2099}
 
 
-@pytest.mark.parametrize("row", [Row(), Row(uniform=0.999, top_p=0.99), Row(temperature=0.0)])
+@pytest.mark.parametrize("row", [Row(), Row(key=16, top_p=0.99), Row(temperature=0.0)])
 def test_banned_tokens_are_never_drawn(device: str, row: Row) -> None:
     logits = torch.full((1, 5000), float("-inf"), device=device)
     logits[0, 4097] = -3.0
@@ -211,7 +206,7 @@ def test_banned_tokens_are_never_drawn(device: str, row: Row) -> None:
     assert choose(logits, [row]) == ([4097], [NO_FAULT])
 
 
-@pytest.mark.parametrize("row", [Row(temperature=0.0), Row(uniform=0.5), Row(top_k=5, top_p=0.5)])
+@pytest.mark.parametrize("row", [Row(temperature=0.0), Row(key=17), Row(top_k=5, top_p=0.5)])
 def test_rows_that_are_not_good_are_told_and_harm_no_others(device: str, row: Row) -> None:
     logits = torch.zeros(5, 2200, device=device)
     logits[:, 2100] = 50.0
@@ -232,9 +227,9 @@ def test_skipped_rows_are_not_read(device: str) -> None:
     logits[1] = 0
     logits[1, 2100] = 50.0
 
-    skipped = Row(temperature=SKIPPED, uniform=0.5, top_k=5, top_p=0.5)
+    skipped = Row(temperature=SKIPPED, key=18, top_k=5, top_p=0.5)
 
-    assert choose(logits, [skipped, Row(uniform=0.5, top_k=3), skipped]) == (
+    assert choose(logits, [skipped, Row(key=19, top_k=3), skipped]) == (
         [0, 2100, 0],
         [NO_FAULT] * 3,
     )
@@ -242,11 +237,8 @@ def test_skipped_rows_are_not_read(device: str) -> None:
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: str) -> None:
     torch.manual_seed(0)
-    # Uniforms so close to boundaries that any other sum would show.
     logits = torch.randn(1, 2100).round(decimals=1).to(device)
-    running = logits.double().softmax(1).cumsum(1)[0].tolist()
-    asked = [Row(uniform=running[place]) for place in (10, 500, 2060)]
-    asked += [Row(uniform=running[place], top_p=0.97) for place in (100, 2000)]
+    asked = [Row(key=key, top_p=top_p) for key, top_p in enumerate((1.0, 1.0, 1.0, 0.97, 0.97))]
 
     together, _ = choose(logits.expand(5, -1).contiguous(), asked)
 
@@ -257,7 +249,7 @@ def test_rows_may_lie_in_a_wider_tensor(device: str) -> None:
     torch.manual_seed(0)
     wide = torch.randn(3, 2300, device=device)
     wide[:, 2200:] = 100.0
-    asked = [Row(temperature=0.0), Row(uniform=0.4), Row(uniform=0.8, top_k=30)]
+    asked = [Row(temperature=0.0), Row(key=20), Row(key=21, top_k=30)]
 
     ids, _ = choose(wide[:, :2200], asked)
 
@@ -273,22 +265,20 @@ def test_a_captured_choice_runs_again_with_other_rows() -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 128256, device="cuda")
     temperature = torch.tensor([0.0, 1.0, 0.7, 1.0], device="cuda")
-    uniforms = torch.rand(4, dtype=torch.float64, device="cuda")
+    keys = torch.randint(-(2**62), 2**62, (4,), device="cuda")
     top_k = torch.tensor([0, 0, 50, 0], device="cuda")
     top_p = torch.tensor([1.0, 1.0, 0.9, 0.95], dtype=torch.float64, device="cuda")
     min_p = torch.zeros(4, device="cuda")
 
     def run() -> Tensor:
-        return choose_on_device(
-            logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
-        )[0]
+        return choose_on_device(logits, temperature, keys, top_k=top_k, top_p=top_p, min_p=min_p)[0]
 
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ids = run()
     logits.normal_()
-    uniforms.uniform_()
+    keys.random_()
     temperature.copy_(temperature.flip(0))
     graph.replay()
 

@@ -82,3 +82,49 @@ def test_rows_of_experts_are_counted_through_all_of_them() -> None:
     rows = torch.tensor([11, 0, 5])
 
     assert torch.equal(kind.select(rows).dequantised(), kind.dequantised().flatten(0, 1)[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(("inputs", "place"), [(8, 0), (8, 7), (17, 16), (35, 20)])
+@pytest.mark.parametrize("start", [0, 3])
+def test_numbers_of_8_bits_that_are_not_finite_are_refused(
+    dtype: torch.dtype, inputs: int, place: int, start: int
+) -> None:
+    for code in range(256):
+        stored = torch.zeros(start + inputs, dtype=torch.uint8)
+        stored[start + place] = code
+        values = stored[start:].view(dtype)[None]
+        scales = torch.ones(1, 1)
+        if values.float().isfinite().all():
+            Float8Weight(values=values, scales=scales, block=(1, inputs))
+        else:
+            with pytest.raises(ValueError, match="infinite or not a number"):
+                Float8Weight(values=values, scales=scales, block=(1, inputs))
+
+
+@pytest.mark.parametrize(
+    ("codes", "bits", "least", "most"),
+    [
+        (torch.uint8, 8, 0, 255),
+        (torch.uint8, 4, 0, 15),
+        (torch.int8, 8, -128, 127),
+        (torch.int8, 4, -8, 7),
+    ],
+)
+def test_zero_points_lie_in_the_range_of_codes(
+    codes: torch.dtype, bits: int, least: int, most: int
+) -> None:
+    def weigh(zero: int) -> IntWeight:
+        return IntWeight(
+            codes=torch.zeros(2, 4, dtype=codes),
+            scales=torch.ones(2, 1),
+            groups=torch.zeros(4, dtype=torch.int64),
+            zeros=torch.tensor([[zero], [0]]),
+            bits=bits,
+        )
+
+    for zero in (least, most):
+        assert weigh(zero).dequantised()[0].tolist() == [-zero] * 4
+    for zero in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=rf"zeros lie in .* of {bits} bits .*{least}, {most}"):
+            weigh(zero)

@@ -121,7 +121,7 @@ def sampling(model: str, config: dict[str, Any], rows: int, way: str) -> KernelC
         logits = 3 * torch.randn(rows, vocab_size, device=device)
         original = logits.clone()  # choosing may overwrite them
         temperature = torch.full((rows,), heat, device=device)
-        uniforms = torch.rand(rows, dtype=torch.float64, device=device)
+        keys = torch.randint(-(2**62), 2**62, (rows,), device=device)
         filters = {
             "top_k": torch.full((rows,), top_k, device=device),
             "top_p": torch.full((rows,), top_p, dtype=torch.float64, device=device),
@@ -129,16 +129,16 @@ def sampling(model: str, config: dict[str, Any], rows: int, way: str) -> KernelC
         }
 
         def result() -> Tensor:
-            return choose_on_device(original.clone(), temperature, uniforms, **filters)[0]
+            return choose_on_device(original.clone(), temperature, keys, **filters)[0]
 
         def expected(result: Tensor) -> Pairs:
-            of_rows = [each.cpu().numpy() for each in (temperature, uniforms)]
+            of_rows = [each.cpu().numpy() for each in (temperature, keys)]
             of_filters = {name: each.cpu().numpy() for name, each in filters.items()}
             ids, _ = choose(original.cpu(), *of_rows, **of_filters)
             yield result, torch.from_numpy(ids).to(device)
 
         return Call(
-            lambda: choose_on_device(logits, temperature, uniforms, **filters),
+            lambda: choose_on_device(logits, temperature, keys, **filters),
             result=result,
             expected=expected,
         )

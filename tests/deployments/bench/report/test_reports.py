@@ -21,7 +21,21 @@ from remora.deployments.bench.report.table import show
 from remora.deployments.bench.session import Outputs, finish
 from remora.deployments.cli.terminal import Failure
 
+SHOWN = ("2.75", "43.8 %", "80 / 50 %", "0.25 s (12.5 %)", "1.50 s (75.0 %)")
 SVG_TAGS = {"svg", "polyline", "line", "rect", "circle", "text", "title"}
+
+
+DRAFTS = {
+    "seconds": 2.0,
+    "draft_rows": 10.0,
+    "tokens_per_verified_row": 2.75,
+    "accepted_share": 0.4375,
+    "accepted_1_share": 0.8,
+    "accepted_2_share": 0.5,
+    "verify_steps": 7.0,
+    "drafting_s": 0.25,
+    "verifying_s": 1.5,
+}
 
 
 def make_report() -> Report:
@@ -38,6 +52,7 @@ def make_report() -> Report:
                 **{f"tpot_p{p}_ms": float(p) for p in (50, 90, 99)},
                 **dict.fromkeys(("step_ms", "schedule_ms", "forward_ms", "sample_ms"), 1.5),
                 "overhead_share": 0.04,
+                **DRAFTS,
             },
             spread={"output_tok_s": (90.0 * streams, 110.0 * streams)},
             notes=("answers <were> short & few",),
@@ -71,7 +86,16 @@ def test_the_page_is_well_formed_and_holds_everything() -> None:
     root = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
 
     found = " ".join(root.itertext())
-    expected = ("online-8", "800 output tok/s", "<more>", "<were>", "<why>", "Zen", "50.0 %")
+    expected = (
+        "online-8",
+        "800 output tok/s",
+        "<more>",
+        "<were>",
+        "<why>",
+        "Zen",
+        "50.0 %",
+        *SHOWN,
+    )
     assert [text for text in expected if text not in found] == []
     assert len(list(root.iter("svg"))) == len(make_report().plots)
 
@@ -95,7 +119,12 @@ def test_the_terminal_shows_results_skips_and_notes() -> None:
     show(make_report(), Console(file=out, width=140))
 
     shown = out.getvalue()
-    expected = ("800 output tok/s", "not served yet: <why>", "note: online-8: answers <were>")
+    expected = (
+        "800 output tok/s",
+        "not served yet: <why>",
+        "note: online-8: answers <were>",
+        *SHOWN,
+    )
     assert [text for text in expected if text not in shown] == []
 
 

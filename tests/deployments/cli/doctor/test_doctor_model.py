@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from remora.deployments.cli.main import app
@@ -42,6 +43,44 @@ def test_a_known_family_runs_on_native_kernels(tiny_checkpoints: TinyCheckpoints
     assert "768 B of KV cache per token" in shown
     assert f"chat template from chat_template.jinja in {path} ok" in shown
     assert "tool calls: none; reasoning: none" in shown
+
+
+def test_the_cost_of_rounding_is_named(tiny_checkpoints: TinyCheckpoints) -> None:
+    path = tiny_checkpoints("llama", dtype=torch.bfloat16)
+
+    offered, chosen = ask(path)[1], ask(path, "--set", "model.quantization=int8")[1]
+
+    assert "smaller model.quantization could round the weights: int8 " in offered
+    assert "(0.9 % of perplexity), int4 " in offered
+    assert "8.25 bits a weight; a small model lost 0.9 % of perplexity by it" in chosen
+    assert "smaller" not in chosen
+
+
+@pytest.mark.parametrize(("layers", "level"), [(12, "ok"), (3, "warn")])
+def test_a_draft_model_is_named(tiny_checkpoints: TinyCheckpoints, layers: int, level: str) -> None:
+    path = tiny_checkpoints("llama", num_hidden_layers=layers)
+    draft = tiny_checkpoints("llama", num_hidden_layers=1)
+    keys = ["speculation.method=draft", f"speculation.draft_model={draft}"]
+
+    shown = ask(path, *(option for key in keys for option in ("--set", key)))[1]
+
+    assert f"{level} drafts llama, " in shown
+    assert ("will hardly pay" in shown) == (level == "warn")
+
+
+def test_a_draft_model_is_compared_with_the_experts_that_a_token_uses(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    draft = tiny_checkpoints("llama", num_hidden_layers=1)
+    keys = ["speculation.method=draft", f"speculation.draft_model={draft}"]
+    options = [option for key in keys for option in ("--set", key)]
+
+    for num_used, level in ((1, "warn"), (30, "ok")):
+        path = tiny_checkpoints(
+            "mixtral", num_hidden_layers=4, num_local_experts=30, num_experts_per_tok=num_used
+        )
+        shown = ask(path, *options)[1]
+        assert f"{level} drafts llama, " in shown
 
 
 def test_the_source_of_static_scales_is_named(

@@ -13,6 +13,7 @@ from remora.configs.errors import EngineError, QueueFull
 from remora.engine.observe.inspection import Inspection
 from remora.engine.observe.step_records import StepRecords
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+from tests.deployments.http.refusals import outcome_of
 from tests.deployments.http.streams import ask
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -127,6 +128,23 @@ async def test_a_conversation_is_tokenised_as_the_chat_endpoint_would() -> None:
 )
 async def test_ids_become_text(path: str, body: dict[str, Any], text: Any) -> None:
     assert (await ask(path, **body)).json() == {"prompt": text, "text": text}
+
+
+@pytest.mark.parametrize("lists", [1, 2])
+@pytest.mark.parametrize(("context", "limit"), [(1000, 2**18), (2**18 + 2, 2**18 + 2)])
+async def test_as_many_ids_become_text_as_a_context_holds_or_a_fixed_number(
+    context: int, limit: int, lists: int
+) -> None:
+    async def outcome(num: int) -> Any:
+        half = [[97] * (num // 2)] * 2
+        body = {"tokens": [97] * num if lists == 1 else half}
+        async with make_client(FakeServer(plan=make_plan(max_model_len=context))) as client:
+            return await outcome_of(await client.post("/detokenize", json=body), client)
+
+    assert await outcome(limit) == (200, "", [])
+    status, message, counted = await outcome(limit + 2)
+    assert (status, counted) == (400, ["max_detokenize_ids"])
+    assert str(limit) in message
 
 
 async def test_metrics_count_responses_reasons_latencies_and_the_engines_own() -> None:

@@ -177,7 +177,7 @@ async def test_keys_and_where_they_are_stay_within(
     path = tmp_path / "keys"
     path.write_text(KEY)
     config = make_config(api_key=f"file:{path}", batch_dir=str(tmp_path))
-    access = Access.of(config.api, is_local=True)
+    access = Access.of(config, is_local=True)
     with caplog.at_level(logging.DEBUG):
         async with make_guarded(access, KEY, FakeServer(config=config)) as client:
             info = await client.get("/server_info")
@@ -188,6 +188,44 @@ async def test_keys_and_where_they_are_stay_within(
     for text in (info.text, wrong.text, caplog.text, repr(access), repr(config)):
         assert KEY not in text
     assert str(tmp_path) not in info.text
+
+
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": CHAT | {"max_tokens": 1},
+    "/v1/score": {"query": "a", "items": ["b"], "label_token_ids": [97]},
+    "/generate": {"text": "Hi"},
+    "/generate_stream": {"inputs": "Hi"},
+    "/api/chat": CHAT | {"model": "tiny", "stream": False},
+}
+
+
+@pytest.mark.observes("api.share_prefix_cache")
+@pytest.mark.parametrize("path", GENERATIONS)
+async def test_the_prefix_cache_is_shared_within_a_key_unless_the_operator_says_otherwise(
+    path: str,
+) -> None:
+    async def namespaces(shares: bool, **body: Any) -> list[Any]:
+        server = FakeServer(config=make_config(api_key="env:KEY", share_prefix_cache=shares))
+        found = []
+        for key in (KEY, KEY, "sk-other"):
+            server.client.requests.clear()
+            async with make_guarded(CALLERS, key, server) as client:
+                response = await client.post(path, json=GENERATIONS[path] | body)
+                assert response.status_code == 200, response.text
+            (namespace,) = {request.namespace for request in server.client.requests}
+            found.append(namespace)
+        return found
+
+    first, again, other = await namespaces(False)
+    assert first == again != other
+    assert KEY not in first.salt
+    assert len(set(await namespaces(True))) == 1
+    if not path.startswith("/api/") and path != "/generate_stream":
+        salted, _, other_salted = await namespaces(False, cache_salt="tenant")
+        assert len({first, other, salted, other_salted}) == 4
 
 
 async def test_a_mounted_application_knows_its_open_paths() -> None:

@@ -57,7 +57,7 @@ async def test_urls_and_headers_have_limits(
     limit: str, at: int, expected: int, is_default: bool
 ) -> None:
     limits = {} if is_default else {limit: at}
-    at = getattr(LimitsSection(**limits), limit)
+    at = getattr(LimitsSection.model_validate(limits), limit)
 
     url, headers = sized(limit, at)
     assert await get(url, headers, **limits) == (200, "", [])

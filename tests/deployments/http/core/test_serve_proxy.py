@@ -5,15 +5,17 @@ from __future__ import annotations
 import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.deployments.http.core.serve_proxy import ProxyErrors
 
 
-async def through(response: ASGIApp, path: str = "/v1/completions") -> httpx.Response:
+async def through(
+    response: ASGIApp, path: str = "/v1/completions", *headers: tuple[bytes, bytes]
+) -> httpx.Response:
     transport = httpx.ASGITransport(app=ProxyErrors(response))
     async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
-        return await client.get(path)
+        return await client.get(path, headers=list(headers))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,22 @@ async def test_the_wait_that_serve_gives_is_kept() -> None:
     assert response.headers["retry-after"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("headers", "limit"),
+    [([], "http_options.request_timeout_s"), ([(b"x-request-timeout-seconds", b"0.50")], "0.5 s")],
+)
+async def test_a_timeout_of_serve_names_the_limit(
+    headers: list[tuple[bytes, bytes]], limit: str
+) -> None:
+    text = PlainTextResponse("Request 5 timed out after Nones.", 408)
+    response = await through(text, "/v1/completions", *headers)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (408, "timeout")
+    assert "None" not in error["message"]
+    assert limit in error["message"]
+
+
 async def test_a_traceback_is_left_out() -> None:
     response = await through(PlainTextResponse("Traceback: /secret", 500))
     assert response.status_code == 500
@@ -94,3 +112,90 @@ async def test_a_failure_before_the_start_becomes_an_error_that_may_be_tried_aga
     assert response.status_code == 503
     assert response.json()["error"]["type"] == "overloaded_error"
     assert response.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_an_answer_that_never_comes_becomes_an_error_that_may_be_tried_again(
+    begins: bool,
+) -> None:
+    async def ends(scope: Scope, receive: Receive, send: Send) -> None:
+        if begins:
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+
+    response = await through(ends)
+
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert response.headers["x-should-retry"] == "true"
+
+
+async def reads_headers(scope: Scope, receive: Receive, send: Send) -> None:
+    """Decode headers as Serve's proxies do."""
+    for name, value in scope["headers"]:
+        (name.decode(), value.decode())
+    await PlainTextResponse("read")(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in (
+                b"x-request-id",
+                b"X-Request-Timeout-Seconds",
+                b"x-request-disconnect-disabled",
+                b"serve_multiplexed_model_id",
+                b"serve-multiplexed-model-id",
+                b"x-session-id",
+                b"x_session_id",
+                b"traceparent",
+            )
+            for value in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"a\x1b[2J", b"a\x7f")
+        ),
+        (b"x-request-timeout-seconds", b"soon"),
+        (b"x-request-timeout-seconds", b"nan"),
+        (b"x-request-timeout-seconds", b"inf"),
+        (b"x-request-disconnect-disabled", b"true"),
+    ],
+)
+async def test_headers_that_serve_cannot_read_are_refused(name: bytes, value: bytes) -> None:
+    response = await through(reads_headers, "/v1/completions", (name, value))
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, name.decode().lower())
+    assert "Allowed: " in error["message"]
+    assert error["message"].isascii()
+    assert error["message"].isprintable()
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-request-id", "Zoë 1".encode()),
+        (b"x-session-id", "東京\u30001".encode()),
+        (b"serve_multiplexed_model_id", b""),
+        (b"x-request-timeout-seconds", b"-1"),
+        (b"x-request-timeout-seconds", b"2.5"),
+        (b"x-request-disconnect-disabled", b"?1"),
+    ],
+)
+async def test_headers_that_serve_can_read_pass(name: bytes, value: bytes) -> None:
+    response = await through(reads_headers, "/v1/completions", (name, value))
+    assert response.text == "read"
+
+
+async def test_a_websocket_with_such_headers_is_closed() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/", "headers": [(b"x-session-id", b"\xff")]}
+    await ProxyErrors(reads_headers)(scope, receive, send)
+
+    assert [message["type"] for message in sent] == ["websocket.close"]

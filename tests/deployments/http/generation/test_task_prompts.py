@@ -18,7 +18,7 @@ from remora.deployments.warm_up import warm_up
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.types import Request, SamplingParams
-from tests.deployments.fakes import FakeServer, make_client, make_config
+from tests.deployments.fakes import CharTokenizer, FakeServer, make_client, make_config
 from tests.engine.configured import plan_for
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output
 
@@ -55,6 +55,38 @@ async def test_the_text_of_a_task_stands_before_the_prompt(path: str, body: dict
     assert (list(named.prompt_ids), named.kept_tokens) == (ids("Sum up: cats"), 8)
     assert (list(numbered.prompt_ids), numbered.kept_tokens) == (ids("Translate: cats"), 11)
     assert (list(plain.prompt_ids), plain.kept_tokens) == (ids("cats"), 0)
+
+
+async def test_the_text_of_a_task_stands_before_a_conversation() -> None:
+    path = "/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "cats"}], "max_tokens": 2}
+    named = await asked(path, {**body, "task_id": "sum"})
+    plain = await asked(path, body)
+
+    assert list(named.prompt_ids) == [*ids("Sum up: "), *plain.prompt_ids]
+    assert named.kept_tokens == 8
+    assert plain.kept_tokens == 0
+
+
+async def test_a_task_and_a_conversation_have_one_beginning_together() -> None:
+    class Beginning(CharTokenizer):
+        """Begins plain texts with a ^, as the template begins conversations."""
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return ids("^" * add_special_tokens + text)
+
+        def render_chat(self, messages: Any, **options: Any) -> str:
+            return "^" + super().render_chat(messages, **options)
+
+    server = FakeServer(config=make_config(task_prompts=TASKS), tokenizer=Beginning())
+    async with make_client(server) as client:
+        body = {"messages": [{"role": "user", "content": "cats"}], "task_id": "sum"}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+    (request,) = server.client.requests
+    text = "".join(map(chr, request.prompt_ids))
+    assert text.startswith("^Sum up: ")
+    assert text.count("^") == 1
 
 
 async def test_a_prompt_that_is_cut_leaves_room_for_the_task() -> None:

@@ -137,7 +137,7 @@ async def test_what_is_not_for_this_kind_of_model_is_refused_with_the_reason(
             assert "model.task" in (await fault_of(client, path, **fields))["message"]
 
 
-@pytest.mark.observes("api.prompt_truncation")
+@pytest.mark.observes("api.prompt_truncation", "model.context_length")
 async def test_long_texts_are_cut_within_their_frame_where_that_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +186,7 @@ async def test_a_request_says_which_side_goes_where_all_are_cut(
     assert np.concatenate([usual, left]) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.observes("model.served_name")
 async def test_clients_of_ollama_get_the_same_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

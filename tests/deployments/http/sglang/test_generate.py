@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remora.configs.planning.speculation_plan import SpeculationPlan
 from remora.deployments.http.endpoints import GENERATE
 from remora.deployments.http.generation.endpoint import stream
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
+from remora.engine.spec.counts import DraftCounts
+from remora.engine.types import Output, Request
 from tests.deployments.fakes import (
     EOS,
     FakeEngine,
     FakeServer,
     make_client,
     make_config,
+    make_plan,
     make_server_config,
 )
 from tests.deployments.http.golden import check_golden
@@ -72,6 +79,7 @@ CASES: dict[str, tuple[FakeServer, dict[str, Any]]] = {
     "name of a list of one prompt": (FakeServer(), {"text": ["ab"], "rid": ["mine"]}),
     "names of prompts": (FakeServer(), PROMPTS | {"rid": [None, "mine"]}),
 }
+NGRAM = SpeculationPlan(method="ngram", max_drafts=4, shortest=2, longest=5, max_bytes=2**20)
 post = partial(ask, "/generate")
 
 
@@ -92,6 +100,43 @@ async def test_an_event_stays_as_it_was_when_the_next_one_comes() -> None:
 
     for name in ("output_token_logprobs", "output_top_logprobs"):
         assert [len(chunk["meta_info"][name]) for chunk in chunks] == [1, 2, 3, 4, 5, 6]
+
+
+class DraftingEngine(FakeEngine):
+    """An engine whose tokens come one by one, each of them a right draft of two."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        async for output in super().generate(request):
+            count = output.num_output_tokens * (1 + output.index)
+            yield replace(output, drafts=DraftCounts(count, 2 * count, count))
+
+
+async def test_drafts_are_counted_for_each_choice_so_far() -> None:
+    server = FakeServer(DraftingEngine(), plan=make_plan(speculation=NGRAM))
+    response = await post(
+        server, text="ab", stream=True, sampling_params={"n": 2, "max_new_tokens": 3}
+    )
+
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line[6:7] == "{"]
+    found = [
+        {name: value for name, value in chunk["meta_info"].items() if name.startswith("spec_")}
+        for chunk in chunks
+    ]
+    for chunk, counted in zip(chunks, found, strict=True):
+        count = chunk["meta_info"]["completion_tokens"] * (1 + chunk["index"])
+        assert counted == {
+            "spec_verify_ct": count,
+            "spec_accept_token_num": count,
+            "spec_draft_token_num": 2 * count,
+            "spec_accept_rate": 0.5,
+            "spec_accept_length": 2.0,
+        }
+    assert len(found) == 6
+
+
+async def test_without_speculation_there_are_no_drafts() -> None:
+    response = await post(FakeServer(DraftingEngine()), text="ab")
+    assert "spec_" not in response.text
 
 
 async def test_get_works_like_post() -> None:

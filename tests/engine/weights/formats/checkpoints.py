@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.engine.weights.formats.writers import Sample
+from tests.engine.weights.formats.writers import Sample, mxfp4
 
 QUANTISED = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 
@@ -47,5 +47,22 @@ def quantise(
         stored |= {f"{module}.{ending}": torch.ones(1) for ending in sample.extra}
     return (
         rewrite(path, to / "quantised", sample.settings, stored),
+        rewrite(path, to / "plain", {}, plain),
+    )
+
+
+def pack_gpt_oss(path: Path, to: Path) -> tuple[Path, Path]:
+    """Write a checkpoint of GPT-OSS with experts in MXFP4, and its dequantised copy."""
+    stored = load_file(path / "model.safetensors")
+    plain = dict(stored)
+    for name in [name for name in stored if name.endswith(("_up_proj", "down_proj"))]:
+        number, inputs, outputs = stored.pop(name).shape
+        parts, numbers = mxfp4(number * outputs, inputs)
+        blocks = parts["weight_packed"].view(number, outputs, inputs // 32, 16)
+        scales = parts["weight_scale"].view(number, outputs, inputs // 32)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name] = numbers.view(number, outputs, inputs).transpose(1, 2)
+    return (
+        rewrite(path, to / "quantised", {"quant_method": "mxfp4"}, stored),
         rewrite(path, to / "plain", {}, plain),
     )

@@ -18,6 +18,7 @@ from remora.engine.models.load import open_weights
 from remora.engine.weights.formats.mxfp4 import powers_of_two
 from remora.kernels.quantised.weight_kinds import E2M1, Float4Weight
 from tests.conftest import TinyCheckpoints
+from tests.engine.weights.formats.checkpoints import pack_gpt_oss
 
 
 def change(path: Path, to: Path, quantization: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -59,16 +60,8 @@ def test_gpt_oss_of_four_bits_loads_as_its_plain_copy(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     path = tiny_checkpoints("gpt-oss", num_hidden_layers=1)
-    packed = load_file(path / "model.safetensors")
-    plain = dict(packed)
-    for name in [name for name in packed if name.endswith(("_up_proj", "down_proj"))]:
-        number, inputs, outputs = packed.pop(name).shape
-        blocks = torch.randint(0, 256, (number, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(120, 126, (number, outputs, inputs // 32), dtype=torch.uint8)
-        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        plain[name] = unpack_mxfp4(blocks, scales).contiguous()
-    of_few_bits = change(path, tmp_path / "packed", {"quant_method": "mxfp4"}, packed)
-    unquantised = change(path, tmp_path / "plain", {}, plain)
+
+    of_few_bits, unquantised = pack_gpt_oss(path, tmp_path)
 
     found, expected = read(of_few_bits), read(unquantised)
 

@@ -49,6 +49,15 @@ def starting(value: float) -> Damage:
     return damage
 
 
+def wide(value: int) -> Damage:
+    """Store whole numbers of a byte in 32 bits, the first replaced by one that needs more."""
+
+    def damage(tensor: Tensor) -> Tensor:
+        return starting(value)(tensor.int())
+
+    return damage
+
+
 DAMAGES: Mapping[str, tuple[str, str, Damage, str]] = {
     "awq flat words": ("awq", "qweight", flat, r"expected two dimensions"),
     "awq words of floats": ("awq", "qweight", as_floats, r"words are float32; expected int32"),
@@ -66,6 +75,19 @@ DAMAGES: Mapping[str, tuple[str, str, Damage, str]] = {
     "packed size of three": ("ct-packed", "weight_shape", doubled, r"expected \[2\]"),
     "packed scale": ("ct-packed", "weight_scale", starting(float("nan")), r"a scale is infinite"),
     "whole zeros": ("ct-bytes-g64-short", "weight_zero_point", as_floats, r"zeros are float32s"),
+    "zero too high": (
+        "ct-bytes-g64-short",
+        "weight_zero_point",
+        wide(128),
+        r"zeros lie in \[-128, 128\]; those of 8 bits lie in \[-128, 127\]",
+    ),
+    "zero too low": (
+        "ct-bytes-g64-short",
+        "weight_zero_point",
+        wide(-129),
+        r"lie in \[-129, 127\]",
+    ),
+    "torchao zero": ("torchao-int8-zeros", "_weight_zero_point", wide(999), r"in \[-\d+, 999\]"),
     "int8 of floats": ("ct-int8", "weight", as_floats, r"stored as float32; expected uint8 or"),
     "nvfp4 two divisors": ("ct-nvfp4", "weight_global_scale", doubled, r"expected \[\] or \[1\]"),
     "nvfp4 divisor of 0": ("ct-nvfp4", "weight_global_scale", starting(0), r"a scale is infinite"),
@@ -73,6 +95,12 @@ DAMAGES: Mapping[str, tuple[str, str, Damage, str]] = {
     "modelopt two factors": ("modelopt-nvfp4", "weight_scale_2", doubled, r"expected \[\] or"),
     "float8 flat": ("fp8-blocks", "weight", flat, r"not part of|expected two dimensions|instead"),
     "float8 as floats": ("fp8-tensor", "weight", as_floats, r"stored as float32; expected float8"),
+    "float8 that is no number": (
+        "fp8-tensor",
+        "weight",
+        starting(float("nan")),
+        r"a weight is infinite or not a number",
+    ),
     "nf4 values": ("bnb-nf4", "weight", as_bytes, r"stored as int8; expected uint8"),
     "nf4 scales": ("bnb-nf4", "weight.absmax", starting(float("nan")), r"a scale is infinite"),
     "nf4 table": ("bnb-nf4", "weight.quant_map", starting(float("nan")), r"its table is infinite"),
@@ -106,7 +134,7 @@ def test_numbers_beyond_their_bits_are_refused(llama: Path, tmp_path: Path) -> N
     quantised, _ = quantise(llama, tmp_path, SAMPLES["ct-bytes-g64-short"])
     change(quantised, lambda groups: groups["group_0"]["weights"].update(num_bits=4))
 
-    with pytest.raises(ConfigError, match=r"_proj\.weight .*: numbers of 4 bits lie in \[-"):
+    with pytest.raises(ConfigError, match=r"_proj\.weight .*: numbers lie in \[-.* of 4 bits"):
         load(quantised)
 
 

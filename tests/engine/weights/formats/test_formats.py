@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_experts_latents_embeddings_and_heads_are_read(
 
     assert len(read(plain)) < len(load_file(quantised / "model.safetensors"))
     assert_same(read(quantised), read(plain))
+
+
+@pytest.mark.observes("model.checkpoint_formats", "sglang:--quantization")
+def test_a_checkpoint_in_another_format_than_the_configuration_says_is_refused(
+    llama: Path, tmp_path: Path
+) -> None:
+    awq, _ = quantise(llama, tmp_path, SAMPLES["awq"])
+    allowed = replace(PLAIN_LOADING, formats=("gptq", "awq"))
+    other = replace(PLAIN_LOADING, formats=("gptq", "compressed-tensors"))
+
+    assert read_model_facts(awq, allowed).stored
+    for path, found in ((awq, "awq"), (llama, "weights that are not quantised")):
+        with pytest.raises(ConfigError, match=rf"has {found}, .* says gptq or compressed-tensors"):
+            read_model_facts(path, other)
 
 
 def test_settings_may_be_in_a_file_of_their_own(llama: Path, tmp_path: Path) -> None:

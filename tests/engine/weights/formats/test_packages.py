@@ -35,4 +35,11 @@ def test_weights_are_those_of_the_package(file: Path, tmp_path: Path) -> None:
 
 
 def test_every_package_is_there() -> None:
-    assert {file.stem.split("-")[0] for file in FILES} == {"ct", "torchao", "bnb"}
+    assert {file.stem.split("-")[0] for file in FILES} == {
+        "ct",
+        "torchao",
+        "bnb",
+        "awq",
+        "gptq",
+        "modelopt",
+    }

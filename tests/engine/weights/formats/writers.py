@@ -182,14 +182,27 @@ def float8(
     return {"weight": values, f"weight{ending}": stored.flatten() if is_flat else stored}, plain
 
 
-def nvfp4(outputs: int, inputs: int, *, is_divisor: bool) -> Written:
+def fp4(outputs: int, inputs: int) -> Written:
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     codes = torch.randint(0, 16, (outputs, inputs))
-    scales = torch.rand(outputs, inputs // 16).to(torch.float8_e4m3fn)
     values = table[codes % 8] * torch.where(codes > 7, -1.0, 1.0)
-    octets = (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)
-    factor = torch.tensor([8.0]) if is_divisor else torch.tensor(0.125)
-    plain = values * scales.float().repeat_interleave(16, 1) * 0.125
+    return {"weight_packed": (codes[:, 0::2] + 16 * codes[:, 1::2]).to(torch.uint8)}, values
+
+
+def mxfp4(outputs: int, inputs: int) -> Written:
+    tensors, values = fp4(outputs, inputs)
+    exponents = torch.randint(115, 121, (outputs, inputs // 32))
+    scales = torch.exp2(exponents.double() - 127).float()
+    tensors["weight_scale"] = exponents.to(torch.uint8)
+    return tensors, values * scales.repeat_interleave(32, 1)
+
+
+def nvfp4(outputs: int, inputs: int, *, is_divisor: bool) -> Written:
+    tensors, values = fp4(outputs, inputs)
+    octets = tensors["weight_packed"]
+    scales = torch.rand(outputs, inputs // 16).to(torch.float8_e4m3fn)
+    factor = torch.tensor([128.0]) if is_divisor else torch.tensor(1 / 128)
+    plain = values * scales.float().repeat_interleave(16, 1) / 128
     if is_divisor:
         names = ("weight_packed", "weight_scale", "weight_global_scale")
     else:
@@ -232,10 +245,11 @@ def bnb_int8(outputs: int, inputs: int) -> Written:
     return tensors, codes.float() * (scales / 127.0)[:, None]
 
 
-def torchao(outputs: int, inputs: int, *, is_float: bool) -> Written:
-    kind, plain = float8(outputs, inputs, high=1, wide=0) if is_float else ct_int8(outputs, inputs)
-    names = {"weight": "_weight_qdata", "weight_scale": "_weight_scale"}
-    return {names[name]: tensor for name, tensor in kind.items()}, plain
+def torchao(written: Written) -> Written:
+    kind, plain = written
+    tensors = {f"_{name}": tensor for name, tensor in kind.items()}
+    tensors["_weight_qdata"] = tensors.pop("_weight")
+    return tensors, plain
 
 
 def _ct(bits: int, size: int, **others: Any) -> dict[str, Any]:
@@ -302,6 +316,7 @@ SAMPLES: Mapping[str, Sample] = {
     "ct-float8": Sample(
         _ct(8, -1, type="float", strategy="channel"), lambda o, i: float8(o, i, high=1, wide=0)
     ),
+    "ct-mxfp4": Sample(_ct(4, 32, type="float"), mxfp4),
     "ct-nvfp4": Sample(_ct(4, 16, type="float"), lambda o, i: nvfp4(o, i, is_divisor=True)),
     "fp8-tensor": Sample(
         FP8, lambda o, i: float8(o, i, high=0, wide=0, is_flat=True), ("input_scale", "k_scale")
@@ -335,9 +350,12 @@ SAMPLES: Mapping[str, Sample] = {
         {"quant_method": "bitsandbytes"}, lambda o, i: bnb_nf4(o, i, is_nested=True)
     ),
     "bnb-int8": Sample({"quant_method": "bitsandbytes"}, bnb_int8),
-    "torchao-int8": Sample({"quant_method": "torchao"}, lambda o, i: torchao(o, i, is_float=False)),
+    "torchao-int8": Sample({"quant_method": "torchao"}, lambda o, i: torchao(ct_int8(o, i))),
+    "torchao-int8-zeros": Sample(
+        {"quant_method": "torchao"}, lambda o, i: torchao(ct_bytes(o, i, size=32))
+    ),
     "torchao-float8": Sample(
-        {"quant_method": "torchao"}, lambda o, i: torchao(o, i, is_float=True)
+        {"quant_method": "torchao"}, lambda o, i: torchao(float8(o, i, high=1, wide=0))
     ),
 }
 
@@ -350,11 +368,15 @@ BLOCKS = Sample(
 def small(sample: Sample, exponent: int = -6) -> Sample:
     """Return a format whose weights are as small as a model's, so that logits are not extreme.
 
+    Weights that are already smaller stay as they are.
+
     exponent:  of two, the most that their root mean square is
     """
 
     def write(outputs: int, inputs: int) -> Written:
         parts, plain = sample.write(outputs, inputs)
+        if plain.square().mean().sqrt() <= 2.0**exponent:
+            return parts, plain
         factor = 2.0 ** (exponent - plain.square().mean().sqrt().log2().ceil().int().item())
         scales = {name: parts[name] * factor for name in parts if "scale" in name}
         return parts | scales, plain * factor

@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from remora.configs.errors import ConfigError
 from remora.engine.weights.gguf import quants as gguf_quants
 from remora.engine.weights.gguf.file import read_gguf
+from remora.kernels.quantised.block_weight import BLOCK_TYPES
 from tests.engine.weights.gguf.converter import writing
 
 Floats = npt.NDArray[np.float32]
@@ -292,6 +293,23 @@ def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"x in \S+x\.gguf cannot be decoded: a scale is infinite"
     ):
         tensor.weight()
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_a_scale_that_is_no_number_is_named(kind: str, number: float, tmp_path: Path) -> None:
+    bad = np.array([number], dtype=np.float16).view(np.uint8)
+    for start in BLOCK_TYPES[kind].starts:
+        type = BLOCK_TYPES[kind]
+        blocks = np.zeros((ROWS, COLUMNS // type.size, type.num_bytes), dtype=np.uint8)
+        blocks[1, -1, start : start + 2] = bad
+        file = write(tmp_path / "x.gguf", Kind[kind], blocks.reshape(ROWS, -1))
+        (tensor,) = read_gguf(file).tensors
+
+        with pytest.raises(ConfigError, match=r"x in \S+x\.gguf cannot be decoded: a scale is inf"):
+            tensor.weight()
+        with np.errstate(all="ignore"):
+            assert not tensor.read().isfinite().all()  # the number is where the library has it
 
 
 @pytest.mark.parametrize("kind", [Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4], ids=lambda kind: kind.name)

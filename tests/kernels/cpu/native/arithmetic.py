@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,7 +150,9 @@ def normalise(
     size = x.shape[1]
     center = _sum(x, torch.ones_like(x), add) / size if centered else torch.zeros(len(x), 1)
     apart = x - center
-    factor = 1 / (_sum(apart, apart, add) / size + epsilon).sqrt()
+    # By numpy: torch's roots of float32 are not rounded exactly on every CPU.
+    root = torch.from_numpy(np.sqrt((_sum(apart, apart, add) / size + epsilon).numpy()))
+    factor = 1 / root
     out = apart * factor * weight
     return out if bias is None else out + bias
 

@@ -33,7 +33,9 @@ from tests.kernels.cpu.native.arithmetic import (
 )
 from tests.kernels.cpu.products import EPS
 from tests.kernels.cpu.test_attention import TOLERANCE
-from tests.kernels.cpu.test_sampling import ROUNDING, make_logits, make_rows, top_p_is_clear
+from tests.kernels.cpu.test_sampling import make_logits, make_rows, top_p_is_clear
+from tests.kernels.test_sampling import CLOSE
+from tests.sampling_kernels import racing_times
 
 Values = Mapping[str, Tensor | int | float]
 # How weights are rounded in formats whose scales are searched.
@@ -234,31 +236,30 @@ def _attention(heads: Heads, dtype: torch.dtype, seed: int) -> Values:
 
 
 def _sampling(vocab_size: int, spread: float, step: float) -> Values:
-    """Tokens are drawn in the order of ids: rounding may lead to ids between two."""
+    """Sample rows in which rounding decides neither top-p nor who wins a race."""
     seed, top = vocab_size, min(4, vocab_size)
     logits, params = make_logits(seed, (24, vocab_size), spread, step), make_rows(seed, 24)
+    keys = np.random.default_rng(seed).integers(-(2**63), 2**63, 24)
+    heat = np.where(params["temperature"] > 0, params["temperature"], 1)[:, None]
+    times = racing_times(keys, np.exp(logits.double().numpy() / heat))
+    drawn, _ = reference.choose(logits.clone(), keys=keys, **params)
+    is_close = np.abs(times / np.take_along_axis(times, drawn[:, None], 1) - 1) < CLOSE
     clear = [
         row
         for row in range(24)
         if top_p_is_clear(logits[row].numpy(), {name: each[row] for name, each in params.items()})
+        and is_close[row].sum() == 1
     ]
     logits, params = logits[clear], {name: each[clear] for name, each in params.items()}
     rng = np.random.default_rng(seed)
-    uniforms, tokens = rng.random(len(clear)), rng.integers(0, vocab_size, len(clear))
-    low, high = (
-        reference.choose(logits.clone(), uniforms=np.clip(uniforms + by, 0, 1 - 2**-53), **params)[
-            0
-        ]
-        for by in (-ROUNDING, ROUNDING)
-    )
+    keys, drawn, tokens = keys[clear], drawn[clear], rng.integers(0, vocab_size, len(clear))
     _, ranks, top_ids, _ = reference.token_logprobs(logits, tokens, top)
     exact = logits.double().log_softmax(-1).numpy()
     own, best = exact[range(len(clear)), tokens][:, None], np.take_along_axis(exact, top_ids, 1)
-    expected = np.hstack([(low + high)[:, None] / 2, own, ranks[:, None], top_ids, best])
+    expected = np.hstack([drawn[:, None], own, ranks[:, None], top_ids, best])
     bound = np.zeros_like(expected)
-    bound[:, 0] = (high - low) / 2
     bound[:, 1], bound[:, -top:] = 1e-5, 1e-5
-    arrays = {**params, "uniforms": uniforms, "token": tokens, "expected": expected, "bound": bound}
+    arrays = {**params, "keys": keys, "token": tokens, "expected": expected, "bound": bound}
     return {
         **{name: torch.from_numpy(array) for name, array in arrays.items()},
         "logits": logits, "rows": len(clear), "num_top": top,

@@ -49,7 +49,7 @@ void remora_add_multiply(void* program, int on_logits, const Weight* weight, con
 void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* settings);
 void remora_add_attend(void* program, const Attention* attention);
 void remora_choose(void* team, const float* logits, int64_t stride, int num_rows, int vocab_size,
-                   const float* temperature, const double* uniforms, const int64_t* top_k,
+                   const float* temperature, const int64_t* keys, const int64_t* top_k,
                    const double* top_p, const float* min_p, int64_t* token_ids, uint8_t* is_good);
 void remora_token_logprobs(void* team, const float* logits, int64_t stride, int num_rows,
                            int vocab_size, const int64_t* token_ids, int num_top, float* logprobs,
@@ -226,7 +226,7 @@ Floats sample(const Case& c, const Part& part) {
   const Threads threads(part.num_threads);
   CALL(remora_choose)
   (threads.team, logits, size, count, size, c.array<float>("temperature") + first,
-   c.array<double>("uniforms") + first, c.array<int64_t>("top_k") + first,
+   c.array<int64_t>("keys") + first, c.array<int64_t>("top_k") + first,
    c.array<double>("top_p") + first, c.array<float>("min_p") + first, ids.data(), is_good.data());
   CALL(remora_token_logprobs)
   (threads.team, logits, size, count, size, c.array<int64_t>("token") + first, top, logprobs.data(),

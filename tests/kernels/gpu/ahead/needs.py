@@ -24,7 +24,7 @@ WIDE = 16  # bytes of the widest copy of a thread
 def needs_of(compiled: Any, target: GPUTarget) -> dict[str, int]:
     """Return counts by name.
 
-    registers, spilled:  of a thread; bytes, on AMD registers
+    registers, spilled:  of a thread; bytes, on AMD vector registers, in which scalar ones fit
     shared, warps:       of a program
     local:               uses of memory for what does not fit into registers
     wgmma, mma:          instructions of tensor cores, of Hopper and older
@@ -37,7 +37,7 @@ def needs_of(compiled: Any, target: GPUTarget) -> dict[str, int]:
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         registers = re.search(r"\.vgpr_count:\s*(\d+)", text)
-        spilled = re.findall(r"\.[vs]gpr_spill_count:\s*(\d+)", text)
+        spilled = re.findall(r"\.vgpr_spill_count:\s*(\d+)", text)
         assert registers is not None
         return {**needs, "registers": int(registers[1]), "spilled": sum(map(int, spilled))}
     ptx = compiled.asm["ptx"]

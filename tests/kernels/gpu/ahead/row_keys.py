@@ -63,6 +63,7 @@ CASES: dict[str, Callable[[int], object]] = {
     ),
     **{f"store {dtype}": partial(store, stored=dtype) for dtype in (BF16, torch.int8, FP8)},
     **{f"experts {dtype}": partial(moe.layer, dtype=dtype) for dtype in (BF16, FP8)},
+    **{f"experts {name}": partial(moe.grouped, name) for name in ("int4 32", "mxfp4")},
     **{
         f"{weight} {dtype}": partial(linear_quant.launch, weight, dtype=dtype)
         for weight in linear_quant.WEIGHTS

@@ -8,17 +8,17 @@ from tests.kernels.gpu.ahead.occupancy import MULTIPROCESSORS
 
 HOPPER = MULTIPROCESSORS["sm_90"]
 # Products of tiles of 64 or more columns or queries.
-WARP_GROUP = {"extend", "experts", "scaled", "blocks", "int4", "invariant"}
+WARP_GROUP = {"extend", "experts", "scaled", "blocks", "groups", "invariant"}
 # Tiles in shared memory. Others load what they need once, straight into registers.
 TILED = {*WARP_GROUP, "split", "latent_split", "latent_extend", "shrink"}
 # Bound by reading memory.
 READING = {
-    *("split", "latent_split", "experts", "scaled", "blocks", "int4", "invariant", "shrink"),
+    *("split", "latent_split", "experts", "scaled", "blocks", "groups", "invariant", "shrink"),
     *("merge", "combine", "reduce_splits", "quantise_rows", "quantise_groups", "summarise"),
     *("norm", "activation", "rotate_and_store", "store", "rope", "compact", "mask"),
 }
 # Widened in registers to 16 bits, of which a thread takes 8 at a time.
-NARROW = ("int8", "e5m2", "e4m3fn", "int4")
+NARROW = ("int8", "e5m2", "e4m3fn", "int4", "fp4")
 
 
 def faults_of(needs: dict[str, Any]) -> list[str]:

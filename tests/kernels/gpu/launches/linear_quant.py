@@ -9,6 +9,7 @@ import torch
 from remora.kernels.quantised.linear_quant import linear_quant
 from remora.kernels.quantised.quant_formats import (
     BLOCK,
+    Fp4GroupWeight,
     Fp8BlockWeight,
     Fp8Weight,
     Int4Weight,
@@ -22,6 +23,17 @@ from tests.kernels.gpu.devices import empty
 INPUTS, OUTPUTS = 4096, 6144
 DECODE, PREFILL = 8, 4096
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+
+
+def fp4(size: int, dtype: torch.dtype) -> Fp4GroupWeight:
+    return Fp4GroupWeight(
+        values=empty(OUTPUTS, INPUTS // 2, dtype=torch.uint8),
+        scales=empty(INPUTS // size, OUTPUTS, dtype=dtype),
+        factors=None if size == 32 else empty(OUTPUTS),
+        inputs=INPUTS,
+        group_size=size,
+    )
+
 
 WEIGHTS: dict[str, QuantisedWeight] = {
     "int8": Int8Weight(values=empty(OUTPUTS, INPUTS, dtype=torch.int8), scales=empty(OUTPUTS)),
@@ -48,6 +60,8 @@ WEIGHTS: dict[str, QuantisedWeight] = {
         )
         for size in (32, 128)
     },
+    "mxfp4": fp4(32, torch.float8_e8m0fnu),
+    "nvfp4": fp4(16, FP8),
 }
 
 
@@ -79,5 +93,11 @@ LAUNCHES = {
     "int4 prefill": partial(launch, "int4 128", PREFILL),
     "int4 of 32, prefill of float16": partial(launch, "int4 32", PREFILL, FP16),
     "int4 of 32, float32": partial(launch, "int4 32", DECODE, FP32),
+    "mxfp4 decode": partial(launch, "mxfp4", DECODE),
+    "mxfp4, prefill of float16": partial(launch, "mxfp4", PREFILL, FP16),
+    "mxfp4, float32": partial(launch, "mxfp4", DECODE, FP32),
+    "nvfp4 decode": partial(launch, "nvfp4", DECODE),
+    "nvfp4 64 rows": partial(launch, "nvfp4", 64),
+    "nvfp4 prefill": partial(launch, "nvfp4", PREFILL),
     "fp8 float32": partial(launch, "blocks", DECODE, FP32),
 }

@@ -21,7 +21,7 @@ INTS, FLOATS, DOUBLES = (
 
 def choose(vocab_size: int) -> None:
     filters = {"top_k": INTS, "top_p": DOUBLES, "min_p": FLOATS}
-    choose_on_device(empty(ROWS, vocab_size), FLOATS, DOUBLES, **filters)
+    choose_on_device(empty(ROWS, vocab_size), FLOATS, INTS, **filters)
 
 
 def edit(vocab_size: int) -> None:

@@ -28,7 +28,7 @@ from remora.kernels.rope_store import rotate_and_store
 from remora.kernels.sampling import add_at, penalize
 from tests.kernels.gpu.paged import launch_few_programs, make_paged, starts_of
 from tests.kernels.gpu.test_lora import make_slots, tiled
-from tests.kernels.gpu.test_moe import make_fp8_weights, make_ids, make_weights
+from tests.kernels.gpu.test_moe import make_fp8_weights, make_grouped, make_ids, make_weights
 from tests.kernels.quantised_weights import MAKERS
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -101,14 +101,19 @@ def invariant(rows: int) -> list[Tensor]:
     return [linear_invariant(x, weight, torch.randn(200).to(BF16))]
 
 
-def experts(tokens: int, *, is_fp8: bool = False) -> list[Tensor]:
+def experts(tokens: int, *, form: str = "plain") -> list[Tensor]:
     """Route tokens, and compute their experts with few pairs or many."""
-    top_k, num_experts, hidden = 4, 6, 256 if is_fp8 else 40
+    hidden, inner = {"plain": (40, 40), "fp8": (256, 128)}.get(form, (96, 64))
+    top_k, num_experts = 4, 6
     logits, slots = torch.randn(tokens, num_experts).to(BF16), torch.arange(tokens) % 4
     ids, weights = route(logits, Routing(top_k=top_k), slots=slots)
-    x, inner = torch.randn(tokens, hidden).to(BF16), 128 if is_fp8 else 40
-    makers = make_fp8_weights if is_fp8 else partial(make_weights, dtype=BF16)
-    gate_up, down = makers(experts=num_experts, hidden=hidden, inner=inner, device=CPU)
+    x = torch.randn(tokens, hidden).to(BF16)
+    makers: dict[str, Any] = {
+        "plain": partial(make_weights, dtype=BF16),
+        "fp8": make_fp8_weights,
+        "nvfp4": partial(make_grouped, "nvfp4"),
+    }
+    gate_up, down = makers[form](experts=num_experts, hidden=hidden, inner=inner, device=CPU)
     held = make_ids(tokens, top_k, num_experts, CPU) - 1  # the first is of another rank
     return [ids, weights, moe(x, ids, weights, gate_up, down), moe(x, held, weights, gate_up, down)]
 
@@ -135,7 +140,8 @@ def sampling() -> list[Tensor]:
         "min_p": torch.tensor([0, 0, 0, 0, 0.05, 0]),
     }
     heat = torch.tensor([0.0, 1, 1, 0.8, 1, 3])
-    ids, faults = choose_on_device(logits, heat, torch.rand(num_rows).double(), **filters)
+    keys = torch.randint(-(2**62), 2**62, (num_rows,))
+    ids, faults = choose_on_device(logits, heat, keys, **filters)
     described = token_logprobs_on_device(logits, ids, 7)
     lines = torch.tensor([4, -1, 0])
     mask_tokens_on_device(logits, lines, torch.randint(-(2**31), 2**31, (3, 141)).int())
@@ -163,7 +169,7 @@ CASES: dict[str, Callable[[], list[Tensor]]] = {
     },
     **{f"invariant, {rows} rows": partial(invariant, rows) for rows in (3, 70)},
     **{f"experts, {tokens} tokens": partial(experts, tokens) for tokens in (3, 20)},
-    "experts fp8": partial(experts, 3, is_fp8=True),
+    **{f"experts {form}": partial(experts, 3, form=form) for form in ("fp8", "nvfp4")},
     **{f"adapters, {rows} rows": partial(adapters, rows) for rows in (9, 180)},
     "sampling": sampling,
 }

@@ -176,7 +176,7 @@ def sampled(first_row: int) -> list[Tensor]:
         ids, faults = choose_on_device(
             logits,
             column(1, torch.float32),
-            column(0.7, torch.float64),
+            column(7, torch.int64),
             top_k=column(50, torch.int64),
             top_p=column(0.9, torch.float64),
             min_p=column(0, torch.float32),

@@ -34,7 +34,11 @@ def results(case: str, order: Order) -> list[Tensor]:
 ALIKE = {
     "attention int8",
     f"heads {torch.float8_e4m3fn}",
-    *(f"{name}, {rows} rows" for name in ("fp8", "fp8 per tensor", "int4 32") for rows in (3, 40)),
+    *(
+        f"{name}, {rows} rows"
+        for name in ("fp8", "fp8 per tensor", "int4 32", "mxfp4")
+        for rows in (3, 40)
+    ),
     "int8, 40 rows",
 }
 
