@@ -1,8 +1,9 @@
-"""What uvicorn has no option for: heads that never end, and trailers that count as headers.
+"""What uvicorn has no option for: heads that never end, trailers and extensions of chunks.
 
 A client that sends a request's head byte by byte, or nothing, keeps its connection for ever. And
 uvicorn with httptools appends the trailers of a chunked body to the list that the ASGI scope
 already holds, so they would count as headers (API keys included) and grow without a limit.
+Extensions of chunks are read and dropped without a limit, and no limit of bodies counts them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ from uvicorn.protocols.http import auto
 
 # For a whole head, from the connection or the head's first byte on.
 HEAD_TIMEOUT_S = 20.0
+# Of a connection's requests: what a chunked body has beyond its content, where each part of the
+# content may come with as many bytes again and _CHUNK_BYTES: sizes and extensions of chunks,
+# trailers.
+MAX_FRAMING_BYTES = 16 * 1024
+_CHUNK_BYTES = 16
+# The start of a head and its end, without the URL; of a header, without name and value.
+_HEAD_BYTES, _HEADER_BYTES = 32, 4
 
 
 def guard_connections() -> None:
-    """Bound heads and drop trailers in the HTTP servers that this process starts from now on.
+    """Bound heads and chunks and drop trailers in HTTP servers that this process starts from now.
 
     uvicorn's default protocol is replaced with a subclass. Its other protocol, h11, drops trailers
-    by itself and waits for heads.
+    by itself, bounds what is not complete, and waits for heads.
     """
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,9 +35,13 @@ def guard_connections() -> None:
         return
 
     class GuardedProtocol(HttpToolsProtocol):
-        """HttpToolsProtocol that closes connections without a head, and ignores trailers."""
+        """HttpToolsProtocol that closes connections without a head, and ignores trailers.
+
+        `_num_framing` counts the bytes received that were neither heads nor content.
+        """
 
         _is_in_body = False
+        _num_framing = 0
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,19 +52,49 @@ def guard_connections() -> None:
             self._stop_waiting()
             super().connection_lost(exc)
 
+        def data_received(self, data: bytes) -> None:
+            self._num_framing += len(data)
+            super().data_received(data)  # calls the methods below
+            if self._is_in_body and self._num_framing > MAX_FRAMING_BYTES:
+                self._refuse_framing()
+
         def on_message_begin(self) -> None:
             self._is_in_body = False
+            self._deduct(_HEAD_BYTES)
             self._await_head()
             super().on_message_begin()
 
+        def on_url(self, url: bytes) -> None:
+            self._deduct(len(url))
+            super().on_url(url)
+
         def on_header(self, name: bytes, value: bytes) -> None:
             if not self._is_in_body:
+                self._deduct(len(name) + len(value) + _HEADER_BYTES)
                 super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            self._deduct(2 * len(body) + _CHUNK_BYTES)
+            super().on_body(body)
 
         def on_headers_complete(self) -> None:
             self._is_in_body = True
             self._stop_waiting()
             super().on_headers_complete()
+
+        def _deduct(self, num_bytes: int) -> None:
+            self._num_framing = max(0, self._num_framing - num_bytes)
+
+        def _refuse_framing(self) -> None:
+            if self.transport.is_closing():
+                return
+            if self.cycle is None or self.cycle.response_started:
+                self.transport.close()  # nothing may follow a part of an answer
+                return
+            self.send_400_response(
+                f"The body has more than {MAX_FRAMING_BYTES} bytes of chunk extensions and "
+                "trailers; send none."
+            )
 
         def _await_head(self) -> None:
             self._stop_waiting()
