@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +40,7 @@ from remora.deployments.cli.ray_token import protect_ray_token
 from remora.deployments.cli.root_cause import root_cause
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
 from remora.deployments.cli.supervision.early_stop import signals_end_the_process
+from remora.deployments.cli.supervision.haproxy_watch import HaproxyWatch
 from remora.deployments.cli.supervision.run_folder import RunFolder, remove_remains
 from remora.deployments.cli.supervision.supervisor import run_supervised
 from remora.deployments.cli.supervision.system_limits import check_open_files
@@ -114,23 +115,27 @@ def _drive(
     os.environ.update(folder.environment(os.environ))
     _write_built_in_model(raw)
     protect_ray_token(os.environ)
+    watch: AbstractContextManager[None] = nullcontext()
     if proxy is Proxy.HAPROXY:
         os.environ.update({**haproxy_environment(folder.path), **os.environ})
-        install_haproxy_program(folder.path, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
+        body_timeout_s = _configs(raw)[0].limits.body_timeout_s
+        binary = install_haproxy_program(folder.path, body_timeout_s=body_timeout_s)
+        watch = HaproxyWatch(folder.path, binary)
     os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
-    link.starting()
-    if proxy is Proxy.HAPROXY:
-        check_routing_hook(_configs(raw))
-    try:
-        _start(raw, link)
-    except Failure as failure:
-        if is_verbose and failure.details:
-            detail(failure.details)
-        raise
-    try:
-        _watch_controller()
-    except Stopped:
-        _drain(raw, link)
+    with watch:
+        link.starting()
+        if proxy is Proxy.HAPROXY:
+            check_routing_hook(_configs(raw))
+        try:
+            _start(raw, link)
+        except Failure as failure:
+            if is_verbose and failure.details:
+                detail(failure.details)
+            raise
+        try:
+            _watch_controller()
+        except Stopped:
+            _drain(raw, link)
     return 0
 
 
