@@ -65,7 +65,7 @@ class BatchRunner:
                 if not await self.run_next():
                     await asyncio.sleep(POLL_S)
             except Exception:
-                # A boundary: of the replica's task, whose end nobody would notice. What comes here
+                # A boundary: of the replica's task, whose end would go unnoticed. What comes here
                 # is OSError, as of a full disk, or a bug in listing batches.
                 log.exception("batches: paused for %g s", RETRY_S)
                 await asyncio.sleep(RETRY_S)
