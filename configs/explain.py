@@ -73,7 +73,8 @@ application whose `import_path` is `remora.deployments.app:build`; for all other
 Example: `configs/smollm2.yaml`. A list `models` instead of `model` serves several models at one
 address: [gateway.md](gateway.md).
 
-- `remora config check FILE` validates a file and reports faults with line and column.
+- `remora config check FILE` validates a file and reports faults with line and column, and files
+  that are missing on this machine.
 - `remora config explain FILE` shows the value, origin and meaning of every key.
 - `remora config init` prints a commented file with every key.
 - `remora config schema` prints the JSON Schema of `args`.

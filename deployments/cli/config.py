@@ -16,6 +16,7 @@ from remora.configs.load import FileModel
 from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.serve_file import our_application
+from remora.deployments.cli.files import missing_files
 from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
@@ -25,13 +26,29 @@ app = typer.Typer(help="Check, explain and convert configuration files.", no_arg
 
 @app.command()
 def check(target: Targets = None, dialect: Dialect = None, settings: Settings = None) -> None:
-    """Validate a configuration, and report each error with its position."""
-    tokens = target or []
-    raw, lines = read_target(tokens, dialect, read_overrides(settings))
+    """Validate keys and values, and report each error with its position.
+
+    Files that are missing on this machine are named, too. They do not change the exit code, as the
+    server may run on another machine.
+    """
+    tokens, overrides = target or [], read_overrides(settings)
+    raw, lines = read_target(tokens, dialect, overrides)
     for line in lines:
         answer(str(line))
-    paths = (args["model"]["path"] for args in split_models(our_application(raw)["args"]))
-    answer(f"{dialect or tokens[0]}: valid; serves {', '.join(paths)}")
+    application = our_application(raw)
+    missing = []
+    if "runtime_env" not in application:  # which may bring the files
+        missing = missing_files(read_models(tokens, dialect, overrides), "".join(tokens[:1]))
+    for fault in missing:
+        answer(f"missing here: {fault}")
+    paths = ", ".join(args["model"]["path"] for args in split_models(application["args"]))
+    verdict = f"valid; serves {paths}"
+    if missing:
+        verdict = (
+            f"keys and values are valid, but on this machine `remora serve` refuses to start: "
+            f"{len(missing)} missing (above); would serve {paths}"
+        )
+    answer(f"{dialect or tokens[0]}: {verdict}")
 
 
 @app.command()

@@ -24,13 +24,18 @@ def check_files(models: Mapping[str, FileModel], target: str) -> None:
 
     target:  path of the configuration file, named in front of line numbers
     """
-    faults = [
+    faults = missing_files(models, target)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def missing_files(models: Mapping[str, FileModel], target: str) -> list[str]:
+    """Return one line for each missing file or folder, with what to do about it."""
+    return [
         f"{_place(model.written.get(key), target)}{key} = {shown(path)}: {reason}; {advice}"
         for model in models.values()
         for key, path, reason, advice in _missing(model.config)
     ]
-    if faults:
-        raise ConfigError("\n".join(faults))
 
 
 def _place(written: str | None, target: str) -> str:

@@ -6,7 +6,8 @@ whose expected text is missing changes nothing; its `otherwise` says how remora 
 `tests/deployments/test_ray_private.py` compares the expected texts with the installed Ray.
 
 Beyond EDITS the program overwrites the error page 500.http, which Serve's configuration names for
-502, 503 and 504, and puts the function that ADD_HEADERS calls at the top of the Lua script.
+502, 503 and 504, and puts the function that ADD_HEADERS calls at the top of the Lua script. Where
+HAProxy has died, it keeps the routes of that one until Serve reloads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from remora.deployments.cli.haproxy import BINARY, find_binary
+from remora.deployments.cli.supervision.haproxy_watch import RUNNING, STOP_GAP
 from remora.deployments.http.core.http_protocol import HEAD_TIMEOUT_S
 from remora.deployments.routing.haproxy_hook import PATH_HEADER, TRUNCATED_HEADER
 
@@ -95,20 +97,32 @@ ADD_HEADERS = Edit(
     otherwise="Policies that read prompts route by load, and the routing service logs that.",
 )
 
+# A new HAProxy of Serve's knows no routes at first; if another one died, those of that one hold.
+# It takes the port over from a stop-gap (`supervision/haproxy_watch.py`).
 _SCRIPT = """\
 #!/bin/sh
 ours='{folder}'
 config="$3"  # of: -db -f CONFIG
 folder="$(dirname "$config")"
 cp "$ours/failed.http" "$folder/500.http"
-if grep -q '^ *use_backend ' "$config"; then status=404; else status=503; fi
-sed -i -f "$ours/$status.sed" -f "$ours/config.sed" "$config"
+has_routes() {{ grep -q '^ *use_backend ' "$config"; }}
+case " $* " in *" -sf "*) is_reload=1 ;; *) is_reload= ;; esac
+if [ -z "$is_reload" ] && [ -f "$ours/routed.cfg" ] && ! has_routes; then
+  cp "$ours/routed.cfg" "$config"
+else
+  if has_routes; then status=404; else status=503; fi
+  sed -i -f "$ours/$status.sed" -f "$ours/config.sed" "$config"
+  if has_routes; then cp "$config" "$ours/routed.cfg"; fi
+fi
 lua="$folder/ingress_request_router.lua"
 if [ -f "$lua" ] && ! grep -q further_headers "$lua"; then
   sed -i -f "$ours/lua.sed" "$lua"
   cat "$ours/headers.lua" "$lua" > "$lua.ours"
   mv "$lua.ours" "$lua"
 fi
+printf '%s %s' "$$" "$config" > "$ours/{running}.draft"
+mv "$ours/{running}.draft" "$ours/{running}"
+if [ -f "$ours/{stop_gap}" ]; then set -- "$@" -sf "$(cat "$ours/{stop_gap}")"; fi
 exec '{binary}' "$@"
 """
 
@@ -141,8 +155,10 @@ _HINTS = {
 }
 
 
-def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
+def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> str:
     """Write the program and its files into a folder, and make Serve start it as HAProxy.
+
+    Returns the path of HAProxy itself.
 
     folder:          of this run
     body_timeout_s:  time that HAProxy waits for the part of a body that requests are routed by
@@ -152,6 +168,9 @@ def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
         f"The request did not arrive in time: its headers have {HEAD_TIMEOUT_S:g} s and its body "
         f"{body_timeout_s:g} s; send it faster, or in parts."
     )
+    binary = find_binary()
+    assert binary is not None  # `choose_proxy` has found it
+    names = {"running": RUNNING, "stop_gap": STOP_GAP}
     files = {
         "failed.http": _page(503, "No replica could answer. Please try again."),
         "slow.http": _page(408, slow),
@@ -160,7 +179,7 @@ def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
         "headers.lua": _HEADERS_LUA.format(
             truncated_header=TRUNCATED_HEADER, path_header=PATH_HEADER
         ),
-        "haproxy": _SCRIPT.format(folder=folder, binary=find_binary()),
+        "haproxy": _SCRIPT.format(folder=folder, binary=binary, **names),
     }
     for status, message in _ERRORS.items():
         hints = " ".join(f"hdr {name} {value}" for name, value in _HINTS[status].items())
@@ -171,6 +190,7 @@ def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
     program = folder / "haproxy"
     program.chmod(0o700)
     os.environ[BINARY] = str(program)
+    return binary
 
 
 def _error(status: int, message: str) -> str:

@@ -10,8 +10,9 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +37,15 @@ from remora.deployments.cli.haproxy import (
 from remora.deployments.cli.haproxy_program import install_haproxy_program
 from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.ray_token import protect_ray_token
+from remora.deployments.cli.root_cause import root_cause
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
 from remora.deployments.cli.supervision.early_stop import signals_end_the_process
+from remora.deployments.cli.supervision.haproxy_watch import HaproxyWatch
 from remora.deployments.cli.supervision.run_folder import RunFolder, remove_remains
 from remora.deployments.cli.supervision.supervisor import run_supervised
 from remora.deployments.cli.supervision.system_limits import check_open_files
 from remora.deployments.cli.target import read_models, read_target
-from remora.deployments.cli.terminal import Failure, answer
+from remora.deployments.cli.terminal import Failure, answer, detail
 from remora.deployments.gateway.build import uses_routing_service
 from remora.deployments.ranks.cluster import check_room
 from remora.deployments.ray_private import (
@@ -77,6 +80,9 @@ def serve(
         Proxy | None,
         typer.Option(help="HTTP proxy in front of the replicas. Default: haproxy if available."),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show tracebacks if the server does not start.")
+    ] = False,
 ) -> None:
     """Serve models over HTTP until Ctrl-C."""
     with signals_end_the_process():
@@ -96,29 +102,40 @@ def serve(
         chosen = choose_proxy(proxy, http["host"])
         check_open_files(has_haproxy=chosen is Proxy.HAPROXY)
         code = run_supervised(
-            lambda folder, link: _drive(raw, chosen, folder, link),
+            lambda folder, link: _drive(raw, chosen, folder, link, is_verbose=verbose),
             address=f"{http['host']}:{http['port']}",
         )
     raise typer.Exit(code)
 
 
-def _drive(raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink) -> int:
+def _drive(
+    raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink, *, is_verbose: bool
+) -> int:
     """Run the server and return the exit code. Raises Failure, ConfigError, Stopped."""
     os.environ.update(folder.environment(os.environ))
     _write_built_in_model(raw)
     protect_ray_token(os.environ)
+    watch: AbstractContextManager[None] = nullcontext()
     if proxy is Proxy.HAPROXY:
         os.environ.update({**haproxy_environment(folder.path), **os.environ})
-        install_haproxy_program(folder.path, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
+        body_timeout_s = _configs(raw)[0].limits.body_timeout_s
+        binary = install_haproxy_program(folder.path, body_timeout_s=body_timeout_s)
+        watch = HaproxyWatch(folder.path, binary)
     os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
-    link.starting()
-    if proxy is Proxy.HAPROXY:
-        check_routing_hook(_configs(raw))
-    _start(raw, link)
-    try:
-        _watch_controller()
-    except Stopped:
-        _drain(raw, link)
+    with watch:
+        link.starting()
+        if proxy is Proxy.HAPROXY:
+            check_routing_hook(_configs(raw))
+        try:
+            _start(raw, link)
+        except Failure as failure:
+            if is_verbose and failure.details:
+                detail(failure.details)
+            raise
+        try:
+            _watch_controller()
+        except Stopped:
+            _drain(raw, link)
     return 0
 
 
@@ -223,13 +240,14 @@ def _start(raw: dict[str, Any], link: DriverLink) -> None:
 def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
     """Start Ray and Serve, deploy, and return the address of Ray's dashboard.
 
-    Raises Failure if Ray does not start, ConfigError if the machine cannot hold the replicas.
+    Raises Failure if they do not start, ConfigError if the machine cannot hold the replicas.
     """
     import ray
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import ServeDeploySchema
 
+    part = "Ray"
     try:
         with _watched_cluster(link):
             context = ray.init(
@@ -241,6 +259,7 @@ def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
             )
         for config in _configs(raw):
             check_room(config)
+        part = "Serve"
         ray_serve.start(
             http_options=HTTPOptions(**raw["http_options"]),
             proxy_location=raw.get("proxy_location", "HeadOnly"),
@@ -250,10 +269,10 @@ def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
     except RemoraError:
         raise
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        logs = ray_logs()
+        reason, logs = root_cause(str(error)) or type(error).__name__, ray_logs()
         raise Failure(
-            f"Ray did not start: {reason}" + (f"; its logs are in {logs}" if logs else "")
+            f"{part} did not start: {reason}" + (f"; its logs are in {logs}" if logs else ""),
+            details=traceback.format_exc(),
         ) from error
     return str(context.dashboard_url)
 
@@ -293,16 +312,11 @@ def _wait_until_running(names: list[str]) -> None:
         statuses = {name: ray_serve.status().applications.get(name) for name in names}
         for name, status in statuses.items():
             if status is not None and status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise Failure(f"{name} did not start: {_reason(status.message)}")
+                reason = root_cause(status.message) or status.status
+                raise Failure(f"{name} did not start: {reason}", details=status.message)
         if all(status is not None and status.status == "RUNNING" for status in statuses.values()):
             return
         time.sleep(POLL_S)
-
-
-def _reason(message: str) -> str:
-    """Return the last line of a traceback that names an error, or the whole message."""
-    errors = [line for line in message.splitlines() if "Error: " in line or "Error(" in line]
-    return errors[-1].strip() if errors else message.strip()
 
 
 def _drain(raw: dict[str, Any], link: DriverLink) -> None:

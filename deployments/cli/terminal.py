@@ -20,7 +20,14 @@ EXIT_FAULT = 2
 
 
 class Failure(Exception):
-    """A command cannot continue; the user sees only the message."""
+    """A command cannot continue; the user sees only the message.
+
+    details:  what a command shows with --verbose besides, such as a traceback
+    """
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class Commands(TyperGroup):
@@ -39,6 +46,12 @@ def complain(message: str) -> None:
     """Write an error message to stderr."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]error:[/] {escape(message)}")
+
+
+def detail(text: str) -> None:
+    """Write what --verbose asks for to stderr."""
+    sys.stderr.write(text.rstrip() + "\n")
+    sys.stderr.flush()
 
 
 def answer(text: str, *, end: str = "\n") -> None:

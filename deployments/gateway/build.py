@@ -11,7 +11,9 @@ from remora.configs.sections.routing import READS_BODY
 
 # A gateway waits as long as its slowest model.
 _LONGEST = ("graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s")
-_SHARED = ("backpressure_config", "health_check_period_s", "health_check_timeout_s")
+_SHARED = ("backpressure_config", "health_check_timeout_s")
+# All requests wait for a single gateway that has died, and a check costs it nothing.
+HEALTH_CHECK_PERIOD_S = 0.5
 
 
 def uses_routing_service(configs: Sequence[ServeConfig], *, haproxy_asks: bool) -> bool:
@@ -79,6 +81,7 @@ def gateway_options(
         "max_ongoing_requests": max_requests,
         "max_queued_requests": max_requests,
         "max_constructor_retry_count": 2,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         **{key: any_model[key] for key in _SHARED},
         **{key: max(model[key] for model in models.values()) for key in _LONGEST},
     }

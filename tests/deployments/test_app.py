@@ -42,7 +42,6 @@ def test_a_stopping_replica_gets_the_time_to_drain(api: dict[str, Any], drain_s:
     assert 0 < options["graceful_shutdown_timeout_s"] - drain_s < 10
 
 
-@pytest.mark.observes("parallel.num_replicas")
 def test_replicas_are_as_many_as_configured() -> None:
     options = deployment_options(
         make_config(parallel={"num_replicas": 3}, engine={"device": "cuda"})

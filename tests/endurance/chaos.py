@@ -25,7 +25,7 @@ from tests.endurance.chaos_report import Report, Trial, as_text, write_json
 from tests.endurance.cut_proxy import CutProxy
 from tests.endurance.driver_loss import lose_driver
 from tests.endurance.oracle import Oracle, Outage
-from tests.endurance.schedule import Fault, Kind, faults
+from tests.endurance.schedule import SEVERED, Fault, Kind, faults
 from tests.endurance.session import (
     Clients,
     census,
@@ -106,11 +106,9 @@ class _Run:
             async with inflict.stopped(pid, fault.seconds):
                 pass
         elif fault.kind is Kind.SEVER:
-            family = {
-                member
-                for kind in ("replica", "gateway", "rank", "haproxy")
-                for member in pids_of(self.server, kind)
-            }
+            front = "haproxy" if self.topology.proxy == "haproxy" else "serve proxy"
+            kinds = (*SEVERED, front)
+            family = {member for kind in kinds for member in pids_of(self.server, kind)}
             number = inflict.sever(pid, frozenset(family))
             trial.note, trial.is_void = f"{number} sockets", number == 0
         else:

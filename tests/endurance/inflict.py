@@ -61,7 +61,8 @@ def num_descriptors(pid: int) -> int:
 def sever(pid: int, family: frozenset[int]) -> int:
     """Shut down the sockets between a process and others of `family`; return how many.
 
-    Sockets to Ray's own processes are left alone: they are in no family.
+    Sockets to Ray's own processes are left alone: they are in no family. Behind Serve's Python
+    proxy requests pass through the connections of Ray's workers to one another.
     """
     return sum(_shut(pid, descriptor) for descriptor in sorted(_sockets_to(pid, family)))
 
@@ -69,11 +70,20 @@ def sever(pid: int, family: frozenset[int]) -> int:
 def _sockets_to(pid: int, family: frozenset[int]) -> set[int]:
     mine = _established(pid)
     peers = [found for other in family - {pid} for found in _established(other)]
-    ends = {(found.raddr, found.laddr) for found in peers if found.raddr}
-    found = {own.fd for own in mine if own.raddr and (own.laddr, own.raddr) in ends}
+    ends = {_ends(found.raddr, found.laddr) for found in peers if found.raddr}
+    found = {own.fd for own in mine if own.raddr and _ends(own.laddr, own.raddr) in ends}
     # Of two Unix sockets only one has an address: that of a listener in the family.
     unix = socket.AF_UNIX
     return found | {own.fd for own in mine if own.family == unix and _is_remoras(own.laddr)}
+
+
+def _ends(one: object, other: object) -> tuple[object, object]:
+    """Return both addresses of a connection; gRPC's sockets write those of IPv4 as IPv6."""
+    plain = (
+        (address[0].removeprefix("::ffff:"), address[1]) if isinstance(address, tuple) else address
+        for address in (one, other)
+    )
+    return next(plain), next(plain)
 
 
 def _is_remoras(address: object) -> bool:

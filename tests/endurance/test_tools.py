@@ -111,18 +111,18 @@ async def test_a_cut_knows_requests_that_were_just_sent(how: Cut) -> None:
     assert cut == {"a", "b"}
 
 
-@pytest.fixture
-def victim() -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+@pytest.fixture(params=["127.0.0.1", "::ffff:127.0.0.1"], ids=["IPv4", "mapped"])
+def victim(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
     """A process that is connected to this one and repeats what it reads."""
     code = (
         "import socket, sys\n"
-        "with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as own:\n"
+        "with socket.create_connection((sys.argv[2], int(sys.argv[1]))) as own:\n"
         "    while data := own.recv(10): own.sendall(data)\n"
         "print('ended', flush=True)\n"
         "sys.stdin.read()\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-c", code, str(listener.getsockname()[1])]
+        command = [sys.executable, "-c", code, str(listener.getsockname()[1]), request.param]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
             connection, _ = listener.accept()

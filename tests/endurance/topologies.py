@@ -38,8 +38,8 @@ FALLBACK_PROXY = Target("serve proxy", Reach.NOTHING)
 CONTROLLER = Target("controller", Reach.NOTHING)
 ROUTING_SERVICE = Target("routing service", Reach.NOTHING)
 MANAGER = Target("manager", Reach.NOTHING)
-# Any rank ends its replica, and all of them are of one replica here.
-RANK, FIRST_RANK = Target("rank", Reach.ALL), Target("replica", Reach.ALL)
+# Any rank ends its replica, and all of them are of one replica where there are several.
+ONLY_REPLICA, RANK = Target("replica", Reach.ALL), Target("rank", Reach.ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,30 @@ class Topology:
     """A server, its requests, and its faults.
 
     args:          sections of its configuration
+    targets:       what faults choose from; one that is named twice is chosen twice as often
+    proxy:         `--proxy` of the server
     num_tokens:    of the longest streams
     is_resumed:    whether `routing.resume_on_failure` is on
     has_adapters:  whether it serves ADAPTERS, and GUEST at times
     """
 
     name: str
-    proxy: str
     args: Callable[[Checkpoints], dict[str, Any]]
     targets: Sequence[Target]
-    num_tokens: int
+    proxy: str = "haproxy"
+    num_tokens: int = 600
     is_resumed: bool = False
     has_adapters: bool = False
 
     def config(self, checkpoints: Checkpoints) -> dict[str, Any]:
         """Return the Serve config, on a free port."""
-        sections = self.args(checkpoints)
-        engine = {"step_timeout_s": HANG_S, **sections.pop("engine", {})}
-        metrics = {"log_requests": "metadata"}
-        if "models" in sections:
-            config = make_serve_config(checkpoints.generator)
-            args = {"engine": {"kv_tokens": 32_768, "num_threads": 1, **engine}, **sections}
-            args |= {"metrics": metrics, "parallel": {"cpus_per_rank": 0.1}}
-            config["applications"][0]["args"] = args
-            return config
-        return make_serve_config(checkpoints.generator, engine=engine, metrics=metrics, **sections)
+        sections = {"metrics": {"log_requests": "metadata"}, **self.args(checkpoints)}
+        engine = {"step_timeout_s": HANG_S}
+        config = make_serve_config(checkpoints.generator, engine=engine, **sections)
+        args = config["applications"][0]["args"]
+        if "models" in args:
+            del args["model"]
+        return config
 
     def asks(self) -> list[Ask]:
         """Return the requests with known answers."""
@@ -122,10 +121,6 @@ def _models(checkpoints: Checkpoints, **sections: Any) -> list[dict[str, Any]]:
 
 def _dynamic_lora(checkpoints: Checkpoints) -> dict[str, Any]:
     return {"dynamic": True, "roots": [str(checkpoints.adapters)]}
-
-
-def _one(_: Checkpoints) -> dict[str, Any]:
-    return {}
 
 
 def _three(_: Checkpoints) -> dict[str, Any]:
@@ -156,43 +151,13 @@ def _soak(checkpoints: Checkpoints) -> dict[str, Any]:
 TOPOLOGIES: Mapping[str, Topology] = {
     topology.name: topology
     for topology in (
+        Topology("one", lambda _: {}, (ONLY_REPLICA, SERVE_PROXY, CONTROLLER), proxy="python"),
+        Topology("three", _three, (REPLICA, ROUTING_SERVICE, HAPROXY, FALLBACK_PROXY, CONTROLLER)),
         Topology(
-            "one",
-            "python",
-            _one,
-            (Target("replica", Reach.ALL), SERVE_PROXY, CONTROLLER),
-            num_tokens=600,
+            "gateway", _gateway, (REPLICA, REPLICA, GATEWAY, HAPROXY, CONTROLLER), is_resumed=True
         ),
-        Topology(
-            "three",
-            "haproxy",
-            _three,
-            (REPLICA, ROUTING_SERVICE, HAPROXY, FALLBACK_PROXY, CONTROLLER),
-            num_tokens=600,
-        ),
-        Topology(
-            "gateway",
-            "haproxy",
-            _gateway,
-            (REPLICA, REPLICA, GATEWAY, HAPROXY, CONTROLLER),
-            num_tokens=600,
-            is_resumed=True,
-        ),
-        Topology(
-            "ranks",
-            "haproxy",
-            _ranks,
-            (FIRST_RANK, RANK, RANK, HAPROXY, CONTROLLER),
-            num_tokens=150,
-        ),
-        Topology(
-            "lora",
-            "haproxy",
-            _lora,
-            (REPLICA, MANAGER, MANAGER, CONTROLLER),
-            num_tokens=600,
-            has_adapters=True,
-        ),
-        Topology("soak", "haproxy", _soak, (), num_tokens=80, has_adapters=True),
+        Topology("ranks", _ranks, (ONLY_REPLICA, RANK, RANK, HAPROXY, CONTROLLER), num_tokens=150),
+        Topology("lora", _lora, (REPLICA, MANAGER, MANAGER, CONTROLLER), has_adapters=True),
+        Topology("soak", _soak, (), num_tokens=80, has_adapters=True),
     )
 }

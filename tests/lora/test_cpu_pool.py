@@ -11,9 +11,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError, InvalidAdapter, RequestError
+from remora.configs.load import parse_args
 from remora.engine.llm import LLM, SamplingParams
 from remora.lora.files import WEIGHTS
-from remora.lora.setup import pooling
+from remora.lora.setup import configured, pooling
 from tests.conftest import TinyCheckpoints
 from tests.lora.adapters import ADAPTERS as SHARED
 from tests.lora.adapters import ENDS as SHARED_ENDS
@@ -257,6 +258,48 @@ def test_what_cannot_lie_beside_the_weights_ends_the_start(
 
     with pytest.raises(ConfigError, match=message):
         LLM(str(trained.base), adapting=pooling(folders, max_rank=8), show_progress=False)
+
+
+def configured_llm(trained: Trained, **lora: Any) -> LLM:
+    """Return an engine into which the adapters rank-4 (of v_proj) and rank-8 were loaded."""
+    args = {"model": {"path": str(trained.base)}, "lora": {"dynamic": True, **lora}}
+    adapting = configured(parse_args(args).lora)
+    options: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "num_threads": 1}
+    llm = LLM(str(trained.base), adapting=adapting, show_progress=False, **options)
+    for name in ("rank-4", "rank-8"):
+        llm.load_adapter(name, trained.folders[name])
+    return llm
+
+
+@pytest.mark.observes("lora.max_loras_per_batch")
+def test_steps_hold_as_many_adapters_as_is_written(trained: Trained) -> None:
+    names = ["rank-4", "rank-8"]
+    steps = []
+    for num_slots in (1, 2):
+        llm = configured_llm(trained, max_loras_per_batch=num_slots)
+        answers = llm.generate([PROMPT] * 2, greedy(), adapter=names)
+        assert [answer.token_ids for answer in answers] == expected(trained, [*names])
+        steps.append(llm.stats().steps_total)
+        llm.close()
+
+    assert steps[1] < NUM_TOKENS + 5
+    assert steps[0] >= 2 * NUM_TOKENS
+
+
+@pytest.mark.observes("lora.max_lora_rank", "lora.target_modules")
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"max_lora_rank": 7}, r"its rank is 8, .* lora\.max_lora_rank to 8"),
+        ({"target_modules": ["v_proj"]}, r"slots hold changes of v_proj only"),
+    ],
+    ids=["rank", "targets"],
+)
+def test_adapters_without_room_are_refused(
+    trained: Trained, lora: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidAdapter, match=message):
+        configured_llm(trained, **lora)
 
 
 def test_targets_that_the_model_does_not_have_are_refused_by_name(trained: Trained) -> None:

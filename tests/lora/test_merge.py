@@ -149,7 +149,6 @@ def test_an_adapter_of_these_tests_depends_only_on_its_seed(
     assert all(torch.equal(one[name], same[name]) for name in one)
 
 
-@pytest.mark.observes("lora.adapters")
 def test_a_configuration_names_the_adapter(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.lora.setup import configured
@@ -16,14 +14,11 @@ def room(**lora: Any) -> LoRASlotConfig | None:
     return configured(parse_args(args).lora).room
 
 
-@pytest.mark.observes("lora.dynamic")
 def test_there_is_room_for_adapters_that_may_come() -> None:
     assert room() is None
     assert room(dynamic=True) is not None
 
 
-@pytest.mark.observes("lora.max_loras_per_batch", "lora.max_lora_rank")
-@pytest.mark.observes("lora.target_modules")
 def test_the_room_is_as_large_as_the_operator_says() -> None:
     made = room(dynamic=True, max_loras_per_batch=3, max_lora_rank=5, target_modules=["v_proj"])
 

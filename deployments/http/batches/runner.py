@@ -32,6 +32,12 @@ TICK_S = 0.05  # between checks for free capacity
 SAVE_S = 1.0  # between writes of progress
 RETRY_S, ENGINE_RETRY_S = 10.0, 1.0
 LOWEST_PRIORITY = -(2**31) + 1
+_CANNOT_RUN = {
+    "code": "server_error",
+    "message": "The server cannot run this batch; its log says more.",
+    "param": None,
+    "line": None,
+}
 
 ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
@@ -53,25 +59,39 @@ class BatchRunner:
         self._endpoints = endpoints
 
     async def run(self) -> None:
-        """Run batches until cancelled."""
+        """Run batches until cancelled. A disk that cannot be read or written is tried again."""
         while True:
             try:
                 if not await self.run_next():
                     await asyncio.sleep(POLL_S)
             except Exception:
-                # A boundary: a full disk must not end this task or online requests.
+                # A boundary: of the replica's task, whose end would go unnoticed. What comes here
+                # is OSError, as of a full disk, or a bug in listing batches.
                 log.exception("batches: paused for %g s", RETRY_S)
                 await asyncio.sleep(RETRY_S)
 
     async def run_next(self) -> bool:
-        """Run the oldest batch that no other replica runs; return False if there is none."""
+        """Run the oldest batch that no other replica runs; return False if there is none.
+
+        A batch that cannot be run fails, so that it does not hold up the batches after it.
+        Raises OSError if files cannot be read or written.
+        """
         apply(self._served.config.limits)
         for listed in await asyncio.to_thread(self._store.unfinished):
             with self._store.claim(listed.id) as batch:
                 if batch is None:
                     continue
                 log.info("batches: %s started", batch.id)
-                await _Run(self._served, self._store, batch, self._endpoints[batch.endpoint]).run()
+                run = _Run(self._served, self._store, batch, self._endpoints[batch.endpoint])
+                try:
+                    await run.run()
+                except OSError:
+                    raise  # the disk's fault, not the batch's
+                except Exception:
+                    # A boundary: of one batch. What comes here is a bug, or a damaged file.
+                    log.exception("batches: %s cannot be run", batch.id)
+                    batch.errors = [dict(_CANNOT_RUN)]
+                    await run.end("failed")
                 log.info("batches: %s status=%s", batch.id, batch.status)
                 return True
         return False
@@ -103,7 +123,7 @@ class _Run:
         if ending == "expired":
             lines = (*self._running.values(), *self._pending)
             await _on_disk(self._results.append, [_expired(line) for line in lines])
-        await self._end(ending)
+        await self.end(ending)
 
     async def _read_input(self) -> Input | None:
         batch = self._batch
@@ -183,7 +203,8 @@ class _Run:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _end(self, status: str) -> None:
+    async def end(self, status: str) -> None:
+        """Save the final status, and make the results' files available."""
         batch, files = self._batch, self._store.files
         if status == "cancelled":
             batch.become("cancelling")
@@ -209,7 +230,8 @@ class _Run:
             body = await asyncio.to_thread(given.body, line)
             answer = await self._ask({**body, "stream": False}, rid)
         except Exception as error:
-            # A boundary: a failure ends only its own request.
+            # A boundary: of one line, as `Edge` is of one request. Templates, parsers and the
+            # engine may raise anything; the line's result has the error.
             log_error(error, rid)
             return _result(line, rid, answer_to(error).status, error_body(error))
         return _result(line, rid, 200, answer)

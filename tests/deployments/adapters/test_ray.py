@@ -127,6 +127,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.observes("lora.dynamic")
 def test_adapters_are_loaded_served_and_unloaded(app: ServerState) -> None:
     for number in range(NUM_ADAPTERS):
         answer = app.load(f"a{number}", f"a{number}")

@@ -27,7 +27,6 @@ def test_serve_itself_waits_for_nothing() -> None:
     assert options.downscale_to_zero_delay_s == 0
 
 
-@pytest.mark.observes("autoscaling.initial_replicas")
 def test_serve_begins_with_as_many_as_configured() -> None:
     config = make_server_config(autoscaling={"max_replicas": 3, "initial_replicas": 2})
     assert scaling_options(config)["autoscaling_config"].initial_replicas == 2

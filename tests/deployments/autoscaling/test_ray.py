@@ -105,16 +105,21 @@ def test_load_brings_a_second_replica_and_rest_takes_it_away(
     assert explain("scaled", "LLMServer") is None
 
 
-@pytest.mark.observes("autoscaling.min_replicas")
+@pytest.mark.observes("autoscaling.min_replicas", "autoscaling.initial_replicas")
 def test_the_first_request_brings_a_replica_and_silence_takes_it_away(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints
 ) -> None:
-    section = {"min_replicas": 0, "max_replicas": 1, "to_zero_delay_s": 2}
+    section = {"min_replicas": 0, "initial_replicas": 1, "max_replicas": 1, "to_zero_delay_s": 2}
     with scaled_app(cluster, tiny_checkpoints("llama"), name="zero", autoscaling=section) as scaled:
+        scaled.wait_for(target=1, ready=1)
         scaled.wait_for(target=0, ready=0)
         scaled.ask(max_tokens=8)
         scaled.wait_for(target=1, ready=1)
         rested = scaled.wait_for(target=0, ready=0)
 
     assert scaled.statuses == [200]
-    assert [(change["from"], change["to"]) for change in rested["history"]] == [(0, 1), (1, 0)]
+    assert [(change["from"], change["to"]) for change in rested["history"]] == [
+        (1, 0),
+        (0, 1),
+        (1, 0),
+    ]

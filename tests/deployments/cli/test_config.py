@@ -28,6 +28,40 @@ def test_the_shipped_file_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "advice"),
+    [
+        (
+            ["--dialect", "sglang", "--", "--model-path", "Qwen/Qwen3-8B"],
+            "hf download Qwen/Qwen3-8B",
+        ),
+        (["FILE"], "set it to the path of a Hugging Face folder"),
+    ],
+)
+def test_a_model_that_is_not_there_is_not_called_valid(
+    tmp_path: Path, target: list[str], advice: str
+) -> None:
+    file = make_file(tmp_path, HEAD + "      model: {path: /no/such}\n")
+    tokens = [file if token == "FILE" else token for token in target]
+
+    result = CliRunner().invoke(app, ["config", "check", *tokens])
+
+    *_, fault, verdict = result.stdout.splitlines()
+    assert result.exit_code == 0, result.stderr
+    assert fault.startswith("missing here: ")
+    assert advice in fault
+    assert "refuses to start: 1 missing" in verdict
+    assert ": valid; serves" not in verdict
+
+
+def test_files_that_an_environment_may_bring_are_not_looked_for(tmp_path: Path) -> None:
+    text = HEAD + "      model: {path: /no/such}\n    runtime_env: {working_dir: 's3://a/b.zip'}\n"
+
+    result = CliRunner().invoke(app, ["config", "check", make_file(tmp_path, text)])
+
+    assert result.stdout.splitlines()[-1].endswith(": valid; serves /no/such")
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (HEAD + "      model: {pth: x}\n", ":4:15: model.pth = 'x': unknown key"),

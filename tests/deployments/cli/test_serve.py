@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,17 @@ from remora.configs.load import IMPORT_PATH
 from remora.configs.schema import ServeConfig
 from remora.configs.value_sources import of_options
 from remora.deployments.cli import serve as serve_module
+from remora.deployments.cli.haproxy import Proxy
 from remora.deployments.cli.main import app
-from remora.deployments.cli.serve import _start_ray, check_port, check_routing_hook, serve_config
+from remora.deployments.cli.serve import (
+    _drive,
+    _start_ray,
+    check_port,
+    check_routing_hook,
+    serve_config,
+)
 from remora.deployments.cli.supervision.driver_link import DriverLink
+from remora.deployments.cli.supervision.run_folder import RunFolder
 from remora.deployments.cli.terminal import Failure
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 
@@ -123,16 +132,53 @@ class FakeLink(DriverLink):
     def watch(self, pids: Mapping[str, int]) -> None:
         """Do nothing."""
 
+    def starting(self) -> None:
+        """Do nothing."""
 
+
+NESTED = (
+    "The actor died because of an error raised in its creation task, ray::ServeController()\n"
+    '  File "/x/controller.py", line 1, in __init__\n    self.run()\nValueError: no such module'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("The node timed out.\nFurther lines", r"The node timed out\."),
+        (NESTED, "ValueError: no such module"),
+    ],
+)
 def test_a_ray_that_does_not_start_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, reason: str
 ) -> None:
     import ray
 
     def init(**_options: Any) -> None:
-        raise RuntimeError("The node timed out.\nFurther lines")
+        raise RuntimeError(text)
 
     monkeypatch.setattr(ray, "init", init)
 
-    with pytest.raises(Failure, match=r"^Ray did not start: The node timed out\.($|; its logs)"):
+    with pytest.raises(Failure, match=rf"^Ray did not start: {reason}($|; its logs)") as raised:
         _start_ray(make_config(make_file(tmp_path)), FakeLink())
+    assert raised.value.details.startswith("Traceback (most recent call last)")
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_tracebacks_are_shown_on_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_verbose: bool,
+) -> None:
+    def start(*_: Any) -> None:
+        raise Failure("remora did not start: x", details="Traceback of an actor\n")
+
+    monkeypatch.setattr(serve_module, "_start", start)
+    monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # which it changes
+    raw = make_config(make_file(tmp_path))
+    with pytest.raises(Failure, match=r"^remora did not start: x$"):
+        _drive(raw, Proxy.PYTHON, RunFolder(tmp_path, -1), FakeLink(), is_verbose=is_verbose)
+
+    assert ("Traceback of an actor" in capsys.readouterr().err) is is_verbose

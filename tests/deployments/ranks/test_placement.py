@@ -40,7 +40,7 @@ def test_wishes_of_one_rank_are_the_actors() -> None:
     }
 
 
-@pytest.mark.observes("parallel.cpus_per_rank", "parallel.memory_per_rank")
+@pytest.mark.observes("parallel.memory_per_rank")
 def test_each_rank_has_a_bundle_of_its_own() -> None:
     options = placement_options(make_config(tp_size=3, cpus_per_rank=0.5, memory_per_rank="2GiB"))
 
@@ -51,7 +51,6 @@ def test_each_rank_has_a_bundle_of_its_own() -> None:
     }
 
 
-@pytest.mark.observes("parallel.num_nodes")
 def test_ranks_of_a_node_share_a_bundle_when_nodes_are_counted() -> None:
     config = make_config("cuda", tp_size=2, pp_size=2, num_nodes=2)
     options = placement_options(config)
@@ -67,7 +66,6 @@ def test_without_counted_nodes_a_rank_is_in_its_own_bundle() -> None:
     assert [bundle_index(parallel, rank) for rank in range(4)] == [0, 1, 2, 3]
 
 
-@pytest.mark.observes("parallel.placement")
 @pytest.mark.parametrize("placement", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
 def test_ranks_are_placed_as_is_written(placement: str) -> None:
     options = placement_options(make_config(tp_size=2, placement=placement))

@@ -31,7 +31,7 @@ RECOVERY_S = 150.0
 
 
 def make_args(path: Any, **parallel: Any) -> dict[str, Any]:
-    common = {"tp_size": 2, "cpus_per_rank": 0.1, "rank_timeout_s": 3.0}
+    common = {"tp_size": 2, "cpus_per_rank": 0.1, "placement": "SPREAD", "rank_timeout_s": 3.0}
     return {
         "model": {"path": str(path), "served_name": "tiny2", "dtype": "float32"},
         "engine": {"kv_tokens": 2048, "num_threads": 1},
@@ -124,6 +124,7 @@ def test_each_rank_tells_what_it_does(app: str) -> None:
     assert min(found.values()) > 0
 
 
+@pytest.mark.observes("parallel.cpus_per_rank", "parallel.placement")
 def test_workers_have_names_and_places(app: str) -> None:
     names = sorted(ranks())
 
@@ -133,7 +134,7 @@ def test_workers_have_names_and_places(app: str) -> None:
         assert name == f"remora:tiny2:{replica}:rank1"
     groups = placement_groups()
     assert [group["bundles"] for group in groups] == [{0: {"CPU": 0.1}, 1: {"CPU": 0.1}}] * 2
-    assert {group["strategy"] for group in groups} == {"PACK"}
+    assert {group["strategy"] for group in groups} == {"SPREAD"}
 
 
 class Reader(threading.Thread):
@@ -212,6 +213,7 @@ def test_what_ranks_cannot_share_is_refused_with_what_works(
 
 
 @pytest.mark.slow
+@pytest.mark.observes("parallel.num_nodes")
 def test_ranks_of_one_replica_may_be_on_two_nodes(tiny_checkpoints: TinyCheckpoints) -> None:
     path = str(tiny_checkpoints("llama"))
     program = [sys.executable, "-m", "tests.deployments.ranks.two_nodes", path]

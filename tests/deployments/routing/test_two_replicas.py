@@ -64,6 +64,7 @@ def num_cached(url: str, prompt: str, model: str = "tiny", **headers: str) -> in
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
+@pytest.mark.observes("parallel.num_replicas")
 def test_a_session_finds_its_own_pages_and_another_session_does_not_always(
     routed: Cluster,
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_prompt_finds_its_own_pages_wherever_they_are(routed: Cluster) -> None
     assert all(again)
 
 
+@pytest.mark.observes("lora.adapters")
 def test_an_adapter_finds_its_own_pages_again(routed: Cluster) -> None:
     url = routed.url(ADAPTERS)
 

@@ -107,6 +107,7 @@ def test_a_draft_model_does_not_know_constraints_and_outputs_keep_them(
     llm.close()
 
 
+@pytest.mark.observes("speculation.draft_model")
 @pytest.mark.parametrize("family", ["llama", "mistral", "deepseek-v3", "qwen3-moe"])
 def test_a_model_that_drafts_for_itself_is_always_right(
     tiny_checkpoints: TinyCheckpoints, family: str
@@ -189,7 +190,7 @@ def test_sequences_beyond_the_draft_models_positions_have_no_drafts(
     llm.close()
 
 
-@pytest.mark.observes("speculation.draft_model", "speculation.draft_quantization")
+@pytest.mark.observes("speculation.draft_quantization")
 def test_weights_and_pages_of_the_draft_model_are_part_of_the_plan(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:

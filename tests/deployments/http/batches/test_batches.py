@@ -18,7 +18,7 @@ from remora.deployments.http.batches import runner as batches_runner
 from remora.deployments.http.batches import store as batches
 from remora.deployments.http.batches.results import Result, Results
 from remora.deployments.http.batches.runner import LOWEST_PRIORITY
-from tests.deployments.fakes import FakeEngine, FakeServer
+from tests.deployments.fakes import FakeEngine, FakeServer, make_plan
 from tests.deployments.http.batches.jobs import (
     URL,
     Client,
@@ -288,6 +288,47 @@ async def test_an_engine_that_fails_each_time_fails_the_line(
     async with opened(server) as client:
         _, errors = await errors_of(client, server, make_line("x"))
     assert errors["x"]["response"]["status_code"] == 500
+
+
+async def test_a_batch_that_cannot_be_run_fails_and_does_not_hold_up_the_next(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Results.append
+
+    def broken(results: Results, new: list[Result]) -> None:
+        if new and new[0].record["custom_id"] == "two":
+            raise ValueError("a bug")
+        append(results, new)
+
+    monkeypatch.setattr(Results, "append", broken)
+    server.plan = make_plan(max_running_requests=2)  # a line at a time
+    bad = await start(client, make_line("one"), make_line("two"))
+    good = await start(client, make_line("three"))
+    runner, _ = make_runner(server)
+    assert [await runner.run_next() for _ in range(3)] == [True, True, False]
+    failed, done = [await client.batches.retrieve(made.id) for made in (bad, good)]
+
+    assert (failed.status, done.status) == ("failed", "completed")
+    assert failed.errors is not None
+    assert failed.errors.data is not None
+    assert [fault.code for fault in failed.errors.data] == ["server_error"]
+    assert (await read_lines(client, failed.output_file_id)).keys() == {"one"}
+
+
+async def test_a_full_disk_fails_no_batch(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(results: Results, new: list[Result]) -> None:
+        raise OSError(28, "No space left on device")
+
+    made = await start(client, make_line("one"))
+    runner, _ = make_runner(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(Results, "append", full)
+        with pytest.raises(OSError, match="No space"):
+            await runner.run_next()
+    assert await runner.run_next()
+    assert (await client.batches.retrieve(made.id)).status == "completed"
 
 
 async def test_too_many_batches_are_refused_for_now(

@@ -129,3 +129,42 @@ async def test_a_request_that_is_answered_is_not_closed(monkeypatch: pytest.Monk
         answer = await exchange(port, [request + b"\r\n", request + b"connection: close\r\n\r\n"])
 
     assert answer.count(b"HTTP/1.1 204 ") == 2
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"".join(parts)
+
+
+EXTENSION = b";" + b"e" * 100_000
+CLOSING = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("packets", "is_refused"),
+    [
+        ([chunked(b"1" + EXTENSION + b"\r\nx\r\n0\r\n\r\n")], True),
+        ([chunked(), b"1" + EXTENSION], True),  # and no end
+        ([chunked(b"1;"), *[b"e" * 5000] * 5], True),
+        ([chunked(*[b"1;" + b"e" * 200 + b"\r\nx\r\n"] * 200)], True),
+        ([chunked(b"0" + EXTENSION + b"\r\n\r\n")], True),
+        ([chunked(b"0\r\n", b"a: b\r\n" * 4000, b"\r\n")], True),
+        ([chunked(b"1;a=b\r\nx\r\n" * 20_000, b"0;c=d\r\na: b\r\n\r\n"), CLOSING], False),
+        ([chunked(b"186a0;a=b\r\n", b"x" * 100_000, b"\r\n0\r\n\r\n"), CLOSING], False),
+        ([b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3000, CLOSING], False),
+        ([b"GET / HTTP/1.1\r\nx: ", b"y" * 30_000, b"z\r\n\r\n", CLOSING], False),
+    ],
+)
+async def test_extensions_of_chunks_are_bounded(packets: list[bytes], is_refused: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.request":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+    async with proxied(app, "auto") as port:
+        answer = await exchange(port, packets)
+
+    assert answer.startswith(b"HTTP/1.1 400 " if is_refused else b"HTTP/1.1 204 ")
+    assert (b"chunk extensions" in answer) is is_refused
+    assert (b" 400 " in answer) is is_refused

