@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from remora.configs.errors import PromptTooLong
 from remora.deployments.http.core.errors import answer_to, error_body
 from remora.deployments.http.core.wire import dumps
 
@@ -124,15 +125,16 @@ _LLAMA_TYPES = MappingProxyType(
         503: "unavailable_error",
     }
 )
-_TOO_LONG = "context_length_exceeded"
 
 
 def _llama_error(error: BaseException) -> dict[str, Any]:
-    body = error_body(error)["error"]
     found = {"code": answer_to(error).status, **_kind_and_message(error, _LLAMA_TYPES)}
-    if body["code"] == _TOO_LONG:
+    found["param"] = error_body(error)["error"]["param"]
+    if isinstance(error, PromptTooLong):
         found["type"] = "exceed_context_size_error"
-    return {"error": found | {"param": body["param"]}}
+        numbers = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}
+        found |= {name: number for name, number in numbers.items() if number is not None}
+    return {"error": found}
 
 
 OPENAI = Dialect()

@@ -148,7 +148,8 @@ TABLE: dict[str, Row] = {
     ),
     "no prompt": Row(README, COMPLETION, {}, 400, REFUSED),
     "prompt beyond the context": completion(
-        {"error": {"code": 400, "type": "exceed_context_size_error", "message": str}},
+        {"error": {"code": 400, "type": "exceed_context_size_error", "message": str,
+                   "n_prompt_tokens": 1001, "n_ctx": 1000}},
         400,
         source=f"{TESTS}/test_ctx_shift.py",
         prompt="x" * 1001,
