@@ -72,6 +72,7 @@ def llama_sampling(
         names=_NAMES,
         max_tokens=None if body.limit is None else max(1, body.limit),
         seed=None if body.seed in RANDOM_SEEDS else as_seed(body.seed),
+        include_stop_in_output=bool(body.no_stop_trim),
         logprobs=body.n_probs or None,
         bad_words_ids=tuple((token_id,) for token_id in banned),
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from remora.deployments.http.core.fields import SamplingBody
+from remora.deployments.http.llamacpp.bodies import LlamaCompletionBody
 from tests.deployments.fakes import (
     EOS,
     CharTokenizer,
@@ -250,8 +253,17 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"n_probs": 3}, {"logprobs": 3}),
     ({"n_probs": 0}, {"logprobs": None}),
     ({"n_cmpl": 2}, {"n": 2}),
+    ({"no_stop_trim": True}, {"include_stop_in_output": True}),
     ({"stop": ["x"], "ignore_eos": True}, {"stop": ("x",), "ignore_eos": True}),
-    ({"samplers": []}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}),
+    (
+        {"typical_p": 0.5, "top_p": 0.7, "frequency_penalty": 1.0},
+        {"typical_p": 0.5, "top_p": 0.7, "frequency_penalty": 1.0},
+    ),
+    ({"samplers": ["top_k", "top_p", "infill"], "top_p": 0.9}, {"infill": True, "top_p": 0.9}),
+    (
+        {"samplers": []},
+        {"infill": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    ),
     ({"samplers": ["top_k", "temperature"]}, {"temperature": 0.6, "top_k": 20}),
     ({"samplers": ["temperature", "top_k", "top_p"], "top_p": 0.5}, {"top_p": 0.5}),
     (
@@ -294,6 +306,47 @@ UNSERVED: dict[str, Any] = {
 async def test_what_would_change_the_answer_is_refused(name: str) -> None:
     response = await ask(COMPLETION, prompt="Hi", **{name: UNSERVED[name]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+# Fields without effect, as docs/http-api.md lists them: they cannot change an answer.
+HINTS: dict[str, Any] = {
+    "dynatemp_exponent": 2.0,
+    "dry_base": 2.0,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 5,
+    "dry_sequence_breakers": ["x"],
+    "xtc_threshold": 0.3,
+    "adaptive_decay": 0.5,
+    "mirostat_tau": 3.0,
+    "mirostat_eta": 0.2,
+    "t_max_prompt_ms": 5,
+    "id_slot": 3,
+    "n_keep": 5,
+    "n_discard": 5,
+    "n_cache_reuse": 5,
+    "sse_ping_interval": 1,
+    "backend_sampling": True,
+    "spaces_between_special_tokens": True,
+}
+
+
+async def test_hints_change_nothing() -> None:
+    server, plain = make_server(), make_server()
+    hinted = await ask(COMPLETION, server, prompt="Hi", **HINTS)
+    answer = await ask(COMPLETION, plain, prompt="Hi")
+    names = ("content", "generation_settings", "stop_type")
+    assert [hinted.json()[name] for name in names] == [answer.json()[name] for name in names]
+    assert server.client.requests[0].sampling == plain.client.requests[0].sampling
+    assert "x-remora-ignored-fields" not in hinted.headers
+
+
+def test_each_field_is_served_refused_or_a_hint() -> None:
+    bodies = [row.body or {} for row in TABLE.values() if row.path == COMPLETION]
+    served = {name for fields in (*(sent for sent, _ in SAMPLING), *bodies) for name in fields}
+    served |= {name for fields in TOGETHER.values() for name in fields}
+    shared = SamplingBody.model_fields.keys() - {"typical_p", "top_p", "min_p"}  # other tests
+    known = served | UNSERVED.keys() | HINTS.keys() | shared | {"cache_prompt"}
+    assert LlamaCompletionBody.model_fields.keys() - known == set()
 
 
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -402,8 +455,8 @@ async def test_a_gap_is_framed_as_the_model_was_trained(
 async def test_a_slot_is_processing_for_each_running_request() -> None:
     server = make_server()
     server.plan = make_plan(max_running_requests=1)
-    stats = server.client.stats()
-    server.client.stats = lambda: stats.__replace__(num_running=1)  # type: ignore[method-assign]
+    busy = replace(server.client.stats(), num_running=1)
+    server.client.stats = lambda: busy  # type: ignore[method-assign]
     async with make_client(server) as client:
         (slot,) = (await client.get("/slots")).json()
         refused = await client.get("/slots?fail_on_no_slot=1")
