@@ -62,11 +62,11 @@ class LlamaJob(Job):
             reply.add(output)
             cut = self._cut(reply, clock)
             if cut is not None:
-                texts[number] = cut
+                texts[number], reply.finish_reason = cut, None
             if cut is not None or output.finish_reason is not None:
                 pending.remove(number)
-            if not pending:
-                break
+            if texts and not pending:
+                break  # the caller ends what still runs
         answers = []
         for reply in replies:
             number = replies.number(reply)

@@ -386,8 +386,8 @@ async def test_a_constraint_is_compiled(fields: Any, source: str | None) -> None
 @pytest.mark.parametrize(
     ("text", "indent", "content"),
     [
-        ("a\n    b\nc", 4, "a\n    b\n"),
-        ("a\n  b", 4, "a\n  "),
+        ("a\n    b\ncd", 4, "a\n    b\n"),
+        ("a\n  bc", 4, "a\n  "),
         ("a\n\n    b", 4, "a\n"),
         ("a\n\tb", 1, "a\n\tb"),
         ("a\nb", 0, "a\nb"),
