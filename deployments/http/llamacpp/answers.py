@@ -83,12 +83,15 @@ class LlamaJob(Job):
 
     def _cut(self, reply: Reply, clock: _Clock) -> str | None:
         """Return the text up to a limit that has been reached; None = no limit is reached."""
-        text, indent, limit_ms = reply.text, self.body.n_indent, self.body.t_max_predict_ms
-        for match in _INDENTED.finditer(text) if indent else ():
-            if len(match[1]) < (indent or 0):
+        indent, limit_ms = self.body.n_indent or 0, self.body.t_max_predict_ms or 0
+        if indent <= 0 and limit_ms <= 0:
+            return None
+        text = reply.text
+        for match in _INDENTED.finditer(text):
+            if len(match[1]) < indent:
                 return text[: match.end(1)]
-        is_late = limit_ms is not None and limit_ms > 0 and clock.predicted_ms > limit_ms
-        return text if is_late and _LINE in text and reply.finish_reason is None else None
+        is_late = 0 < limit_ms < clock.predicted_ms and reply.finish_reason is None
+        return text if is_late and _LINE in text else None
 
     def _tokens(self, reply: Reply) -> list[int]:
         return reply.token_ids if self.body.return_tokens and not self.is_dry else []
