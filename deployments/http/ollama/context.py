@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remora.configs.errors import PromptTooLong
 from remora.deployments.http.core.errors import unsupported
@@ -12,10 +12,7 @@ from remora.deployments.http.generation.prompts import encode
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.bodies import OllamaBody
-from remora.engine.types import Request
-
-if TYPE_CHECKING:
-    from remora.engine.sampling.params import SamplingParams
+from remora.engine.types import Request, SamplingParams
 
 
 def within(

@@ -23,16 +23,18 @@ PROMPT = renames((r"^input", "prompt"))
 class EmbedJob(Job):
     """A checked request.
 
-    inner:    the job of /v1/embeddings
-    convert:  converts its response to Ollama's format
+    inner:     the job of /v1/embeddings
+    convert:   converts its response to Ollama's format, with `ready_ns`
+    ready_ns:  when it was ready for the engine, on the monotonic clock
     """
 
     inner: Job
-    convert: Callable[[Any], dict[str, Any]]
+    convert: Callable[[Any, int], dict[str, Any]]
+    ready_ns: int
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole response."""
-        return self.convert(await self.inner.result(outputs))
+        return self.convert(await self.inner.result(outputs), self.ready_ns)
 
 
 class Embedder:
@@ -60,12 +62,12 @@ class Embedder:
         if not is_cut and server.config.api.prompt_truncation != "none":
             await check_lengths(server, body.input, room)
 
-        def convert(answer: Any) -> dict[str, Any]:
+        def convert(answer: Any, ready_ns: int) -> dict[str, Any]:
             return {
                 "model": body.model or model,
                 "embeddings": [entry["embedding"] for entry in answer["data"]],
                 "total_duration": time.monotonic_ns() - started,
-                "load_duration": max(1, ready - started),
+                "load_duration": max(1, ready_ns - started),
                 "prompt_eval_count": answer["usage"]["prompt_tokens"],
             }
 
@@ -73,7 +75,6 @@ class Embedder:
         longest = max(len(request.prompt_ids) for request in job.requests)
         if longest > room:
             raise too_long(longest, room, "an entry of input", "input")
-        ready = time.monotonic_ns()
         return job
 
     async def prepare_prompt(
@@ -90,7 +91,7 @@ class Embedder:
                 server,
                 fields,
                 context,
-                lambda answer: {"embedding": answer["data"][0]["embedding"]},
+                lambda answer, _: {"embedding": answer["data"][0]["embedding"]},
             )
 
     async def _job(
@@ -98,11 +99,17 @@ class Embedder:
         server: ServerState,
         fields: Mapping[str, Any],
         context: RequestContext,
-        convert: Callable[[Any], dict[str, Any]],
+        convert: Callable[[Any, int], dict[str, Any]],
     ) -> EmbedJob:
         body = self._embeddings.parse(fields)
         inner = await self._embeddings.prepare(server, body, context)
-        return EmbedJob(context=context, requests=inner.requests, inner=inner, convert=convert)
+        return EmbedJob(
+            context=context,
+            requests=inner.requests,
+            inner=inner,
+            convert=convert,
+            ready_ns=time.monotonic_ns(),
+        )
 
 
 def _room(server: ServerState, body: EmbedBody | EmbedPromptBody) -> int:

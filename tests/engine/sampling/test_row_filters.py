@@ -45,7 +45,7 @@ def test_typical_equals_transformers(
     seed: int, temperature: float, top_k: int, top_p: float, min_p: float, mass: float
 ) -> None:
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 3
-    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     warpers += [MinPLogitsWarper(min_p)] if min_p else []
