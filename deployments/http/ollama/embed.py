@@ -72,7 +72,7 @@ class Embedder:
             }
 
         job = await self._job(server, fields, context, convert)
-        longest = max(len(request.prompt_ids) for request in job.requests)
+        longest = max((len(request.prompt_ids) for request in job.requests), default=0)
         if longest > room:
             raise too_long(longest, room, "an entry of input", "input")
         return job
