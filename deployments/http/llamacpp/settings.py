@@ -21,9 +21,8 @@ from remora.engine.types import SamplingParams
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
-_NAMES = {
+_NAMES: Mapping[str, str] = {
     "max_tokens": "n_predict",
-    "repetition_penalty": "repeat_penalty",
     "logprobs": "n_probs",
     "n": "n_cmpl",
     "bad_words": "logit_bias",
@@ -57,19 +56,21 @@ def llama_sampling(
             "logit_bias",
         )
     changes: dict[str, Any] = {"logit_bias": biases, "n": body.num_answers}
+    names = _NAMES
     if body.temperature is not None:
         changes["temperature"] = max(0.0, body.temperature)
     if body.top_k is not None:
         changes["top_k"] = max(0, body.top_k)
     if body.repeat_penalty is not None:
         changes["repetition_penalty"] = body.repeat_penalty
+        names = {**_NAMES, "repetition_penalty": "repeat_penalty"}
     if body.repeat_last_n == 0:
         changes |= {name: _NEUTRAL[name] for name in SAMPLERS[_PENALTIES]}
     sampling = sampling_params(
         body.model_copy(update=changes | _unlisted(body)),
         defaults=server.generation_defaults,
         vocab_size=server.tokenizer.vocab_size,
-        names=_NAMES,
+        names=names,
         max_tokens=None if body.limit is None else max(1, body.limit),
         seed=None if body.seed in RANDOM_SEEDS else as_seed(body.seed),
         include_stop_in_output=bool(body.no_stop_trim),
