@@ -21,7 +21,7 @@ INVALID = {"error": str, "error_type": "validation"}
 EVENT = {"index": 1, "token": TOKEN, "generated_text": None, "details": None}
 LAST = {"index": 2, "token": {"text": "b"}, "generated_text": "ab",
         "details": {**ENDING, "input_length": 2}}  # fmt: skip
-DRAWN = {"do_sample": True, "details": True}
+DRAWN: dict[str, Any] = {"do_sample": True, "details": True}
 CANDIDATE = {**ENDING, "seed": int, "generated_text": "ab", "tokens": [TOKEN, Any]}
 
 
