@@ -69,10 +69,27 @@ class InvalidSampling(InvalidRequest):
 
 
 class PromptTooLong(RequestError):
-    """Prompt and requested output do not fit the context or the KV memory."""
+    """Prompt and requested output do not fit the context or the KV memory.
+
+    num_tokens, max_tokens:  of the prompt, and of a whole sequence; None = not known
+    """
 
     default_code = "context_length_exceeded"
     limit = "context_length"
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        limit: str | None = None,
+        num_tokens: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param, code, limit=limit)
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
 
 
 class UnknownModel(RequestError):

@@ -314,6 +314,7 @@ def _served_engine(
         exchange=exchange,
         pooling=getattr(built, "pooling", None),
         inspection=built.inspection,
+        facts=built.facts,
     )
 
 

@@ -18,7 +18,7 @@ from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
 from remora.engine.protocols import Runner
-from remora.engine.sampling.params import SamplingParams
+from remora.engine.sampling.params import SamplingParams, sequence_seed
 from remora.engine.sampling.sampler import check_token_ids
 from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import check_fits
@@ -29,7 +29,6 @@ from remora.engine.spec.speculation import Speculation
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64
-_GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
 
 
 class Engine:
@@ -118,7 +117,7 @@ class Engine:
             sequences[index] = Sequence(
                 request=request,
                 index=index,
-                seed=(seed + index * _GOLDEN) % _SEED_SPACE,
+                seed=sequence_seed(seed, index),
                 order=self._num_arrived,
                 priority=self._priority(request),
                 max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,

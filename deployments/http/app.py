@@ -24,7 +24,6 @@ from remora.deployments.http.admin.routes import (
     control_routes,
     health_routes,
     information_routes,
-    token_routes,
 )
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.anthropic.messages import anthropic_routes
@@ -57,6 +56,8 @@ from remora.deployments.http.generation.bodies import (
 from remora.deployments.http.generation.routes import Route, generation_routes
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.weight_update import UpdateBody
+from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
+from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody
@@ -65,7 +66,11 @@ from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.response import responses_routes
 from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.sglang.score import ScoreBody
-from remora.deployments.http.shared_paths import GENERATE_BODIES, generate_routes
+from remora.deployments.http.shared_paths import (
+    GENERATE_BODIES,
+    generate_routes,
+    token_routes,
+)
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -83,6 +88,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/classify", CLASSIFY, ClassifyBody),
     Route("/pooling", POOLING, PoolingBody),
     Route("/encode", ENCODE, EncodeBody),
+    *LLAMA_ROUTES,
 )
 ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     token_routes,
@@ -95,6 +101,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     generate_routes,
     partial(ollama_routes, generation=OLLAMA_ROUTES),
     parse_routes,
+    llama_routes,
     batch_routes,
     lora_routes,
 )
@@ -110,6 +117,7 @@ BODIES: Mapping[str, type[Body]] = {
     **{route.path: route.body for route in OLLAMA_ROUTES},
     **OLLAMA_BODIES,
     **PARSE_BODIES,
+    **LLAMA_BODIES,
     **LORA_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/batches": BatchBody,

@@ -1,6 +1,7 @@
-"""Paths that several APIs share: /generate in three formats, and the routes of these APIs.
+"""Paths that several APIs share: /generate in three formats, /tokenize in two, their routes.
 
-`api.generate_dialect` selects the API of /generate; by default it is detected from each body.
+`api.generate_dialect` selects the API of /generate; by default it is detected from each body, as is
+always that of /tokenize: llama.cpp's bodies have `content`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from remora.deployments.http.admin import server as ops
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
+from remora.deployments.http.core.wire_formats import LLAMACPP, OPENAI, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE
 from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
@@ -22,6 +24,8 @@ from remora.deployments.http.generation.routes import Route, generation_routes, 
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse_light
 from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
+from remora.deployments.http.llamacpp import info as llama_info
+from remora.deployments.http.llamacpp.bodies import LlamaTokenizeBody
 from remora.deployments.http.sglang.bodies import GenerateBody, parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
 from remora.deployments.http.tgi.bodies import TgiBody, parse_tgi
@@ -90,6 +94,31 @@ def generate_routes(server: ServerState) -> APIRouter:
     router = generation_routes(server, text_routes(server.config.api.generate_dialect))
     router.include_router(_tgi_information(server))
     router.include_router(_light_information(server))
+    return router
+
+
+def token_routes(server: ServerState) -> APIRouter:
+    """Return the routes that tokenize and detokenize."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    @router.post("/v1/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(server, request)
+        if not (isinstance(body, dict) and "content" in body):
+            answer, headers = await ops.tokenize(server, body)
+            return JSONAnswer(answer, headers=headers)
+        request.state.dialect = LLAMACPP
+        parsed = parse(LlamaTokenizeBody, body)
+        ignored = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
+        return JSONAnswer(await llama_info.tokenize(server, parsed), headers=dict(ignored))
+
+    @router.post("/detokenize")
+    @router.post("/v1/detokenize")
+    async def detokenize(request: Request) -> Response:
+        answer, headers = await ops.detokenize(server, await read_body(server, request))
+        return JSONAnswer(answer, headers=headers)
+
     return router
 
 

@@ -48,6 +48,8 @@ MAX_NAME_CHARS = 512
 SESSION_FIELDS = ("prompt_cache_key", "user")
 # Field of SGLang's bodies that names an adapter in addition to `model`.
 _SGLANG, _LORA_PATH = "/generate", "lora_path"
+# Field of TGI's parameters that does.
+_TGI, _ADAPTER_ID = ("/generate", "/generate_stream", "/"), "adapter_id"
 # Tag that Ollama's clients append to a name without one.
 _OLLAMA, _LATEST = "/api/", ":latest"
 # Memory does not matter here, and a prompt's limits must not depend on this machine.
@@ -127,6 +129,9 @@ class PromptKeys:
             return None
         given = body.get(_LORA_PATH) if path == _SGLANG else None
         found = given if isinstance(given, list) else [given]
+        parameters = body.get("parameters")
+        if path in _TGI and isinstance(parameters, dict):
+            found = [*found, parameters.get(_ADAPTER_ID)]
         name = _first_name((*found, body.get("model"))) or self._base
         if path.startswith(_OLLAMA) and name != self._base:
             name = name.removesuffix(_LATEST)

@@ -12,6 +12,7 @@ from remora.configs.errors import InvalidSampling
 from remora.engine.tokens.stop_regex import check_stop_regex
 
 MAX_SEED = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
 MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 32
@@ -31,6 +32,8 @@ class SamplingParams:
     bad_words_ids:    runs of output tokens that are never completed
     allowed_token_ids:  only these are sampled; empty = all
     first_token_ids:  only these are sampled as the first output token; empty = all
+    typical_p:        locally typical sampling after the other filters; 1 = off
+    infill:           whether to prefer tokens that complete a gap in a text, and its end
     stop:             output ends before (`include_stop_in_output`: after) the first of these texts
     stop_regex:       likewise, the first match of one of these RE2 expressions, without anchors;
                       no match may be longer than 256 characters
@@ -56,6 +59,8 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    infill: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -121,6 +126,7 @@ class SamplingParams:
             ("top_k", self.top_k, 0, 2**31 - 1),
             ("top_p", self.top_p, 0.0, 1.0),
             ("min_p", self.min_p, 0.0, 1.0),
+            ("typical_p", self.typical_p, 0.0, 1.0),
             ("presence_penalty", self.presence_penalty, -2.0, 2.0),
             ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
             ("repetition_penalty", self.repetition_penalty, 0.0, 100.0),
@@ -133,7 +139,7 @@ class SamplingParams:
                 raise InvalidSampling(
                     f"{name} is {value}; it must lie between {low} and {high}.", name
                 )
-        for name in ("top_p", "repetition_penalty"):
+        for name in ("top_p", "typical_p", "repetition_penalty"):
             if getattr(self, name) <= 0:
                 raise InvalidSampling(f"{name} is 0; it must be greater than 0.", name)
 
@@ -151,6 +157,16 @@ class SamplingParams:
             check_stop_regex(pattern, max_width=MAX_STOP_CHARS)
 
     @property
+    def has_filter(self) -> bool:
+        """Whether the drawn tokens are limited by more than top-k, top-p and min-p."""
+        return not self.is_greedy and (self.typical_p < 1 or self.infill)
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """Return the seed of one of a request's sequences, which alone has the same tokens with it."""
+    return (seed + index * _GOLDEN) & MAX_SEED

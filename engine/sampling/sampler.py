@@ -1,8 +1,8 @@
 """The logit pipeline of a batch: each row's parameters, kept between steps, and their application.
 
 Order, for every row: mask, bias, penalties, bans, custom processor, temperature, top-k, top-p,
-min-p, draw. Greedy rows take the greatest logit before temperature. Log-probabilities are of the
-raw logits.
+min-p, locally typical, infill, draw. Greedy rows take the greatest logit before temperature.
+Log-probabilities are of the raw logits.
 
 A row's token depends on its own logits, parameters, seed and position (number of output tokens so
 far), never on other rows: the filters are batch-invariant (`kernels/sampling.py`) and the random
@@ -24,6 +24,7 @@ from remora.configs.errors import InvalidSampling
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.sampling.logit_edits import RowEdits, apply_edits
 from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
+from remora.engine.sampling.row_filters import RowFilter
 from remora.engine.sampling.token_sampler import (
     Draws,
     HostTokenSampler,
@@ -40,6 +41,7 @@ from remora.engine.types import (
     Request,
     RowFault,
     RowInit,
+    SamplingParams,
     TokenArray,
 )
 from remora.kernels import sampling as torch_kernels
@@ -149,12 +151,14 @@ class Sampler:
         self._edits: dict[int, RowEdits] = {}
         self._processors = processors
         self._processed: dict[int, RowProcessor] = {}
+        self._filters: dict[int, RowFilter] = {}
         self._num_logprobs: dict[int, int] = {}
+        self._spellings = spellings or Spellings(0, lambda _: b"")
         self._masks = RowMasks(
             max_rows=max_rows,
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
-            spellings=spellings or Spellings(0, lambda _: b""),
+            spellings=self._spellings,
         )
 
     def add_row(self, init: RowInit) -> None:
@@ -176,20 +180,34 @@ class Sampler:
         if sampling.custom_logit_processor is not None:
             name = sampling.custom_logit_processor
             self._processed[row] = RowProcessor(name, self._processors[name], init)
+        if sampling.has_filter:
+            self._add_filter(row, sampling)
         if sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
         self._masks.add_row(init)
         self._is_plain[row] = not (
             row in self._edits
             or row in self._processed
+            or row in self._filters
             or row in self._num_logprobs
             or self._masks.holds(row)
         )
+
+    def _add_filter(self, row: int, sampling: SamplingParams) -> None:
+        self._filters[row] = RowFilter(
+            sampling,
+            float(self._temperature[row]),
+            self._spellings.token_bytes,
+            self._eos_token_ids,
+        )
+        # The filter applies these.
+        self._top_k[row], self._top_p[row], self._min_p[row] = 0, 1.0, 0.0
 
     def drop_row(self, row: int) -> None:
         """Forget a row; dropping an unknown one is harmless."""
         self._edits.pop(row, None)
         self._processed.pop(row, None)
+        self._filters.pop(row, None)
         self._num_logprobs.pop(row, None)
         self._masks.drop_row(row)
 
@@ -260,6 +278,9 @@ class Sampler:
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
+        for line, row in enumerate(rows.tolist() if self._filters else ()):
+            if row in self._filters:
+                self._filters[row].run(logits[line])
         (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
             draws = self._draws(rows, None if drafts is None else drafts.offsets)

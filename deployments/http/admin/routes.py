@@ -1,4 +1,4 @@
-"""Routes of the server's administration: tokens, information, health, control."""
+"""Routes of the server's administration: information, health, control."""
 
 from __future__ import annotations
 
@@ -17,25 +17,6 @@ from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.weight_update import UpdateBody
-
-
-def token_routes(server: ServerState) -> APIRouter:
-    """Return the routes that tokenize and detokenize."""
-    router = APIRouter(tags=["tokens"])
-
-    @router.post("/tokenize")
-    @router.post("/v1/tokenize")
-    async def tokenize(request: Request) -> Response:
-        answer, headers = await ops.tokenize(server, await read_body(server, request))
-        return JSONAnswer(answer, headers=headers)
-
-    @router.post("/detokenize")
-    @router.post("/v1/detokenize")
-    async def detokenize(request: Request) -> Response:
-        answer, headers = await ops.detokenize(server, await read_body(server, request))
-        return JSONAnswer(answer, headers=headers)
-
-    return router
 
 
 def information_routes(server: ServerState) -> APIRouter:

@@ -255,7 +255,7 @@ async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict
 
 
 async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the text of token ids, under vLLM's and SGLang's field names; and headers."""
+    """Return the text of token ids, under vLLM's, SGLang's and llama.cpp's names; and headers."""
     parsed = parse(DetokenizeBody, body)
     headers = _report_ignored(server, parsed)
     await server.model(parsed.model)
@@ -274,7 +274,7 @@ async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], di
 
     texts = await asyncio.to_thread(decode)
     text = texts if is_list else texts[0]
-    return {"prompt": text, "text": text}, headers
+    return {"prompt": text, "text": text, "content": text}, headers
 
 
 def _report_ignored(server: ServerState, body: Body) -> dict[str, str]:

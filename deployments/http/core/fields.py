@@ -158,6 +158,7 @@ class SamplingBody(Body):
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=-1, le=_INT32)] | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None

@@ -84,7 +84,6 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("bad_words", _EMPTY),
             ("allowed_token_ids", ()),
             ("logits_processors", _EMPTY),
-            ("typical_p", (1.0, 1)),
             ("verbosity", ("medium",)),
             ("suffix", ("",)),
             ("truncate_prompt_tokens", ()),

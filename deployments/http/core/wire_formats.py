@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from remora.configs.errors import PromptTooLong
 from remora.deployments.http.core.errors import answer_to, error_body
 from remora.deployments.http.core.wire import dumps
 
@@ -115,6 +116,27 @@ def _tgi_error(error: BaseException) -> dict[str, Any]:
     return {"error": error_body(error)["error"]["message"], "error_type": kind}
 
 
+_LLAMA_TYPES = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        503: "unavailable_error",
+    }
+)
+
+
+def _llama_error(error: BaseException) -> dict[str, Any]:
+    found = {"code": answer_to(error).status, **_kind_and_message(error, _LLAMA_TYPES)}
+    found["param"] = error_body(error)["error"]["param"]
+    if isinstance(error, PromptTooLong):
+        found["type"] = "exceed_context_size_error"
+        numbers = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}
+        found |= {name: number for name, number in numbers.items() if number is not None}
+    return {"error": found}
+
+
 OPENAI = Dialect()
 RESPONSES = Dialect(late_error=_responses_event, frame=_named_event, last=b"")
 ANTHROPIC = Dialect(
@@ -132,6 +154,7 @@ OLLAMA = Dialect(
 )
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
+LLAMACPP = Dialect(error=_llama_error, last=b"")
 
 # All keep-alives of the dialects.
 KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
@@ -141,6 +164,11 @@ _BY_PATH = (
     ("/v1/responses", RESPONSES),
     ("/api", OLLAMA),
     ("/info", TGI),
+    ("/completion", LLAMACPP),
+    ("/infill", LLAMACPP),
+    ("/apply-template", LLAMACPP),
+    ("/props", LLAMACPP),
+    ("/slots", LLAMACPP),
 )
 # Paths that several APIs share, by `api.generate_dialect`.
 _SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(

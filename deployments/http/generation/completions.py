@@ -26,22 +26,13 @@ from remora.deployments.http.generation.server_state import (
     check_together,
     with_prompt_logprobs,
 )
+from remora.engine.tokens.infill import infill_format
 from remora.engine.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
-# Markers before the prompt, between prompt and suffix, and after the suffix.
-_FORMS: tuple[tuple[str, str, str], ...] = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
-    (
-        "<\uff5cfim\u2581begin\uff5c>",
-        "<\uff5cfim\u2581hole\uff5c>",
-        "<\uff5cfim\u2581end\uff5c>",
-    ),  # DeepSeek
-)
 
 
 def _check(body: CompletionBody) -> None:
@@ -197,18 +188,13 @@ async def _texts(server: ServerState, prompts: Sequence[PromptInput]) -> list[st
 
 
 def _with_suffix(tokenizer: Tokenizer, body: CompletionBody) -> list[str]:
-    """Return fill-in-the-middle prompts in the format of the model's training.
-
-    Its markers are control tokens of the vocabulary. Raises InvalidRequest.
-    """
-    known = frozenset(tokenizer.added_tokens.values())
-    form = next((form for form in _FORMS if known.issuperset(form)), None)
-    if form is None:
+    """Return fill-in-the-middle prompts. Raises InvalidRequest."""
+    found = infill_format(tokenizer)
+    if found is None:
         raise unsupported("suffix", "suffix: this model was not made to fill in the middle.")
     if body.echo:
         raise unsupported("echo", "echo is not available with suffix.")
-    before, between, after = form
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
     if len(texts) < len(body.prompt):
         raise InvalidRequest("suffix needs prompts that are texts.", "suffix")
-    return [f"{before}{text}{between}{body.suffix}{after}" for text in texts]
+    return [found.prompt(text, body.suffix or "") for text in texts]

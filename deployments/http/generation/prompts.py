@@ -200,7 +200,7 @@ def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param:
         f"({num_prompt} in the {param}, {output} in the completion), {total - limit} too many. "
         f"Please reduce the length of the {param} or completion."
     )
-    raise PromptTooLong(message, param)
+    raise PromptTooLong(message, param, num_tokens=num_prompt, max_tokens=limit)
 
 
 def _check_chars(num_chars: int, server: ServerState, param: str) -> None:

@@ -60,6 +60,7 @@ def sampling_params(
             top_k=max(0, int(pick("top_k", 0))),
             top_p=float(pick("top_p", 1.0)),
             min_p=float(pick("min_p", 0.0)),
+            typical_p=float(pick("typical_p", 1.0)),
             presence_penalty=float(pick("presence_penalty", 0.0)),
             frequency_penalty=float(pick("frequency_penalty", 0.0)),
             repetition_penalty=float(pick("repetition_penalty", 1.0)),

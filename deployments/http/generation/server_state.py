@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, UnknownModel
+from remora.configs.facts import ModelFacts
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.served_adapters import Adapters
@@ -60,6 +61,7 @@ class ServedEngine:
     exchange:             replaces weights; None = weights cannot be replaced
     pooling:              facts of a pooling model; None = the model generates text
     inspection:           profiling and inspection of the engine; None = not available
+    facts:                shape of the checkpoint's model; None = it has not been read
     """
 
     client: EngineClient
@@ -72,6 +74,7 @@ class ServedEngine:
     exchange: WeightUpdate | None = None
     pooling: PoolingFacts | None = None
     inspection: Inspection | None = None
+    facts: ModelFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class ServerState:
     tasks: TaskPrompts
     created: int
     pooling: PoolingSide | None = None
+    facts: ModelFacts | None = None
     _parts: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
@@ -158,6 +162,7 @@ class ServerState:
             tasks=TaskPrompts.configured(api, server.tokenizer),
             created=int(time.time()),
             pooling=_pooling_side(server),
+            facts=server.facts,
         )
 
     @property

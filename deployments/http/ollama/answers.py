@@ -30,8 +30,10 @@ _UNLOAD = (0, 0.0, "0", "0s")
 class OllamaJob(Job):
     """A checked request; without engine requests, it only loads or unloads the model.
 
-    is_chat:     whether a response has a `message` instead of a `response`
-    started_ns:  arrival of the request, on the monotonic clock
+    is_chat:        whether a response has a `message` instead of a `response`
+    shows_context:  whether the last line holds the tokens of prompt and answer
+    started_ns:     arrival of the request, on the monotonic clock
+    ready_ns:       when it was ready for the engine
     """
 
     body: OllamaBody
@@ -40,6 +42,8 @@ class OllamaJob(Job):
     replies: Callable[[], Replies]
     logprobs: LogprobWriter
     started_ns: int
+    ready_ns: int
+    shows_context: bool = False
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole response."""
@@ -79,14 +83,17 @@ class OllamaJob(Job):
 
     def ending(self, reply: Reply, first_ns: int) -> dict[str, Any]:
         """Return the finish reason of a reply, and the times and counts of the request."""
-        now_ns = time.monotonic_ns()
+        now_ns, prompt_ids = time.monotonic_ns(), self.requests[0].prompt_ids
+        context = {"context": [*prompt_ids, *reply.token_ids]} if self.shows_context else {}
         return {
             "done": True,
             "done_reason": reply.finish_reason,
+            **context,
             "total_duration": now_ns - self.started_ns,
-            "load_duration": 0,
-            "prompt_eval_count": len(self.requests[0].prompt_ids),
-            "prompt_eval_duration": first_ns - self.started_ns,
+            # The model is in memory: all that precedes its work is this preparation.
+            "load_duration": max(1, self.ready_ns - self.started_ns),
+            "prompt_eval_count": len(prompt_ids),
+            "prompt_eval_duration": max(1, first_ns - self.ready_ns),
             "eval_count": reply.num_output_tokens,
             "eval_duration": max(1, now_ns - first_ns),
         }

@@ -28,10 +28,11 @@ RENAMES: Renames = renames(
     (r"^(max_tokens|max_completion_tokens)$", "options.num_predict"),
     (r"^repetition_penalty", "options.repeat_penalty"),
     (
-        r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)",
+        r"^(temperature|top_k|top_p|min_p|typical_p|seed|stop|presence_penalty|frequency_penalty)",
         r"options.\1",
     ),
 )
+MAX_CONTEXT_IDS = 2**20
 _DEGREES = ("low", "medium", "high", "max")
 
 
@@ -71,7 +72,7 @@ NoImages = Annotated[Any, only([]), WithJsonSchema({"type": "array"})]
 
 
 class OllamaOptions(Body):
-    """Sampling options. The last fields configure model loading and have no effect here."""
+    """Sampling options. Those after `num_ctx` configure model loading and have no effect here."""
 
     num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
     temperature: float | None = None
@@ -84,13 +85,13 @@ class OllamaOptions(Body):
     repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    typical_p: Annotated[Any, only(1, 1.0)] = None
+    typical_p: float | None = None
     tfs_z: Annotated[Any, only(1, 1.0)] = None
     mirostat: Annotated[Any, only(0)] = None
     mirostat_tau: Anything = None
     mirostat_eta: Anything = None
     penalize_newline: bool | None = None
-    num_ctx: Annotated[int, Field(ge=0)] | None = None
+    num_ctx: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     num_keep: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None
@@ -112,13 +113,16 @@ class OllamaOptions(Body):
             "top_k": self.top_k,
             "top_p": self.top_p,
             "min_p": self.min_p,
+            "typical_p": self.typical_p,
             "seed": self.seed,
             "stop": self.stop,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty,
+            "repetition_penalty": self.repeat_penalty,
             "max_tokens": self.max_tokens,
         }
+        if self.repeat_last_n == 0:
+            fields |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
         return {name: value for name, value in fields.items() if value is not None}
 
     @property
@@ -189,7 +193,13 @@ class OllamaBody(Body):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     truncate: bool | None = None
-    shift: bool | None = None
+    # An answer ends where the context does; earlier tokens are never dropped to continue it.
+    shift: Annotated[Any, only(False)] = None
+
+    @property
+    def num_ctx(self) -> int | None:
+        """The context length of this request, if it limits it."""
+        return (self.options.num_ctx or None) if self.options else None
 
     def shared(self) -> dict[str, Any]:
         """Return the fields that OpenAI's chats and completions share."""
@@ -225,7 +235,16 @@ class OllamaGenerateBody(OllamaBody):
     images: NoImages = None
     suffix: str | None = None
     template: Annotated[Any, only("")] = None
-    context: Annotated[Any, only([])] = None
+    context: Annotated[list[int], Field(max_length=MAX_CONTEXT_IDS)] | None = None
+
+
+class PullBody(Body):
+    """Body of /api/pull."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    name: Annotated[str, Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    insecure: bool | None = None
 
 
 class ShowBody(Body):

@@ -24,6 +24,7 @@ from remora.deployments.http.ollama.bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
 )
+from remora.deployments.http.ollama.context import check_whole, within
 from remora.engine.types import Request
 
 _LATEST = ":latest"
@@ -70,8 +71,11 @@ async def _of_chat(
     started_ns = time.monotonic_ns()
     with in_callers_words(RENAMES):
         chat = await prepare_chat(server, parse(ChatBody, fields), context)
+    await check_whole(server, body, chat.prompt, chat.request, special=False)
+    given = body.context if isinstance(body, OllamaGenerateBody) else None
+    request = within(server, body, chat.request, given or ())
     job = _job(server, body, context, started_ns, is_chat=is_chat, served_name=chat.model.name)
-    return replace(job, requests=(chat.request,), replies=chat.replies)
+    return replace(job, requests=(request,), replies=chat.replies, shows_context=not is_chat)
 
 
 def _job(
@@ -95,6 +99,7 @@ def _job(
         replies=Replies,
         logprobs=LogprobWriter(server.tokenizer),
         started_ns=started_ns,
+        ready_ns=time.monotonic_ns(),
     )
 
 
@@ -134,7 +139,8 @@ async def _of_text(
 ) -> OllamaJob:
     """Return the job of a raw prompt, or of a prompt with a suffix."""
     started_ns = time.monotonic_ns()
-    for name, value in (("system", body.system), ("think", body.think)):
+    given = (("system", body.system), ("think", body.think), ("context", body.context))
+    for name, value in given:
         if value:
             message = f"{name} cannot be combined with raw or suffix: no chat template is used."
             raise unsupported(name, message)
@@ -146,9 +152,11 @@ async def _of_text(
     with in_callers_words(RENAMES):
         completion = await prepare_completion(server, parse(CompletionBody, fields), context)
     (request,) = completion.requests
+    await check_whole(server, body, body.prompt or "", request, special=True)
     if body.options is None or body.options.max_tokens is None:
         # Ollama has no default output limit.
         request = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    request = within(server, body, request)
     name = completion.model.name
     return _job(
         server, body, context, started_ns, is_chat=False, served_name=name, requests=(request,)

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.core.wire_formats import OLLAMA
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.routes import Route, generation_routes, read_body
 from remora.deployments.http.generation.server_state import ServerState
@@ -20,6 +21,7 @@ from remora.deployments.http.ollama.bodies import (
     EmbedPromptBody,
     OllamaChatBody,
     OllamaGenerateBody,
+    PullBody,
     ShowBody,
 )
 from remora.deployments.http.ollama.embed import Embedder
@@ -31,7 +33,7 @@ OLLAMA_GENERATE = Endpoint(
 )
 
 # Bodies of the paths that `ollama_generation` does not cover, for the OpenAPI description.
-OLLAMA_BODIES: Mapping[str, type[Body]] = {"/api/show": ShowBody}
+OLLAMA_BODIES: Mapping[str, type[Body]] = {"/api/show": ShowBody, "/api/pull": PullBody}
 
 
 def ollama_generation(embeddings: Endpoint[Any]) -> tuple[Route, ...]:
@@ -74,5 +76,15 @@ def ollama_routes(server: ServerState, generation: Iterable[Route]) -> APIRouter
         body = parse(ShowBody, await read_body(server, request))
         headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
         return JSONAnswer(await ollama_info.show(server, body), headers=dict(headers))
+
+    @router.post("/api/pull")
+    async def pull(request: Request) -> Response:
+        body = parse(PullBody, await read_body(server, request))
+        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        steps = await ollama_info.pull(server, body)
+        if body.stream is False:
+            return JSONAnswer(steps[-1], headers=headers)
+        lines = b"".join(map(OLLAMA.frame, steps))
+        return Response(lines, media_type=OLLAMA.media_type, headers=headers)
 
     return router

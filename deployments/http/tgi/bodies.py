@@ -39,6 +39,8 @@ class TgiParameters(SamplingBody):
     details: bool | None = None
     decoder_input_details: bool | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=MAX_TOP_TOKENS)] | None = None
+    # The name of an adapter.
+    adapter_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     watermark: Annotated[Any, only(False)] = None
     # TGI returns one sequence and includes the stop sequence.
     n: Annotated[Any, only(1)] = None
@@ -60,7 +62,12 @@ class TgiParameters(SamplingBody):
         """Whether to sample: set by `do_sample`, or implied by a sampling parameter."""
         if self.temperature == 0:
             return False
-        shapes = (self.temperature not in (None, 1), self.top_p not in (None, 1), self.top_k)
+        shapes = (
+            self.temperature not in (None, 1),
+            self.top_p not in (None, 1),
+            self.typical_p not in (None, 1),
+            self.top_k,
+        )
         return bool(self.do_sample) or any(shapes)
 
 

@@ -29,10 +29,11 @@ from remora.deployments.http.generation.request import (
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import as_seed, sampling_params
-from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.generation.server_state import ServedModel, ServerState
 from remora.deployments.http.generation.token_stream import TextToken, tokens_of, tokens_of_output
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.sampling.params import sequence_seed
 from remora.engine.types import (
     FinishReason,
     Output,
@@ -55,7 +56,7 @@ _NAMES = {
 class TgiJob(Job):
     """A checked request.
 
-    seed:   of the sampling, if there is exactly one sequence
+    seed:   of the sampling; None = it is greedy
     wraps:  whether the whole response is a list of one
     """
 
@@ -139,7 +140,7 @@ class TgiJob(Job):
         return {
             "finish_reason": _finish_reason(reply),
             "generated_tokens": reply.num_output_tokens,
-            "seed": self.seed,
+            "seed": None if self.seed is None else sequence_seed(self.seed, reply.index),
         }
 
     def _top(self, entry: TokenLogprob | None) -> list[dict[str, Any]]:
@@ -237,11 +238,10 @@ def _sampling(server: ServerState, body: TgiBody, seed: int | None) -> SamplingP
 
 
 def _seed(parameters: TgiParameters) -> int | None:
-    """Return the seed of a single sequence; the response reports it for reproduction."""
+    """Return the seed of the first sequence; the response reports each, for reproduction."""
     if parameters.seed is not None:
         return as_seed(parameters.seed)
-    is_one_draw = parameters.samples and (parameters.best_of or 1) == 1
-    return secrets.randbits(63) if is_one_draw else None
+    return secrets.randbits(63) if parameters.samples else None
 
 
 async def prepare_tgi(
@@ -253,9 +253,9 @@ async def prepare_tgi(
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    model = await server.model(body.model)
-    _check(body)
     parameters = body.parameters
+    model = await _model(server, body)
+    _check(body)
     seed = _seed(parameters)
     grammar = parameters.grammar
     generation = GenerationRequest(
@@ -281,6 +281,19 @@ async def prepare_tgi(
         tokenizer=server.tokenizer,
         wraps=wraps,
     )
+
+
+async def _model(server: ServerState, body: TgiBody) -> ServedModel:
+    """Return the model, or the adapter that `adapter_id` names. Raises RequestError."""
+    model = await server.model(body.model)
+    name = body.parameters.adapter_id
+    if name is None:
+        return model
+    adapter = await server.model(name, f"{PREFIX}adapter_id")
+    if model.lora_id not in (0, adapter.lora_id):
+        message = f"{PREFIX}adapter_id and model name different adapters; send one of them."
+        raise InvalidRequest(message, f"{PREFIX}adapter_id")
+    return adapter
 
 
 def _cut(server: ServerState, parameters: TgiParameters) -> Cut | None:

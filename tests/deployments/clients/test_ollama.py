@@ -56,6 +56,23 @@ def test_models_are_listed_and_shown(client: ollama.Client, model: str) -> None:
     assert model in [entry.model for entry in client.ps().models]
 
 
+def test_an_answers_context_continues_it(client: ollama.Client, model: str) -> None:
+    first = client.generate(model=model, prompt="My name is Ada.", options=GREEDY)
+    second = client.generate(
+        model=model, prompt="What is my name?", context=first.context, options=GREEDY
+    )
+
+    assert (second.prompt_eval_count or 0) > len(first.context or ())
+    assert (first.load_duration or 0) > 0
+
+
+def test_a_served_model_is_pulled(client: ollama.Client, model: str) -> None:
+    steps = [step.status for step in client.pull(model, stream=True)]
+
+    assert steps[-1] == client.pull(model).status == "success"
+    assert client.show(model).details is not None
+
+
 def test_errors(client: ollama.Client, model: str) -> None:
     with pytest.raises(ollama.ResponseError) as unknown:
         client.chat(model="nobody", messages=FRANCE)

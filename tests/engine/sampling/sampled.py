@@ -56,6 +56,7 @@ PARAMS = st.fixed_dictionaries(
         "top_k": st.sampled_from([0, 1, 7, 70]),
         "top_p": st.sampled_from([0.3, 0.9, 1.0]),
         "min_p": st.sampled_from([0.0, 0.05]),
+        "typical_p": st.sampled_from([1.0, 0.4]),
         "presence_penalty": st.sampled_from([0.0, 1.5]),
         "frequency_penalty": st.sampled_from([0.0, 0.7]),
         "repetition_penalty": st.sampled_from([1.0, 1.3]),

@@ -55,6 +55,13 @@ def is_tgi(body: Any) -> str:
     return body["error"]
 
 
+def is_llamacpp(body: Any) -> str:
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "type", "message", "param"}
+    assert isinstance(body["error"]["code"], int)
+    return str(body["error"]["message"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One path in one dialect.
@@ -92,6 +99,7 @@ ENDPOINTS = [
         ("auto", "/v1/messages", TURNS | {"max_tokens": 9}, "messages", is_anthropic),
         ("auto", "/api/chat", TURNS, "messages", is_ollama),
         ("auto", "/api/generate", {"prompt": "x"}, "prompt", is_ollama),
+        ("auto", "/completion", {"prompt": "x"}, "prompt", is_llamacpp),
         ("auto", "/generate", {"text": "x"}, "text", is_openai),
         ("sglang", "/generate", {"text": "x"}, "text", is_openai),
         ("tgi", "/generate", INPUTS, "inputs", is_tgi),

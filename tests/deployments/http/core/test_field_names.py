@@ -216,7 +216,6 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"inputs": "x", PARAMETERS: {"best_of": 2}}, "parameters.best_of"),
         ({"inputs": "x", PARAMETERS: {"n": 2}}, "parameters.n"),
         ({"inputs": "x", PARAMETERS: {"no_stop_trim": False}}, "parameters.no_stop_trim"),
-        ({"inputs": "x", PARAMETERS: {"adapter_id": "x"}}, "parameters.adapter_id"),
         ({"inputs": "x", PARAMETERS: {"best_of": 2, "do_sample": True, "seed": 1}},
          "parameters.seed"),
         ({"inputs": "x", PARAMETERS: {"grammar": {"type": "json_schema", "value": {}}}},

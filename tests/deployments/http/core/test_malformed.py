@@ -24,11 +24,17 @@ from remora.deployments.http.generation.bodies import (
     TokenizeBody,
 )
 from remora.deployments.http.lightllm.bodies import LightBody, LightParameters, TokensBody
+from remora.deployments.http.llamacpp.bodies import (
+    ApplyTemplateBody,
+    LlamaCompletionBody,
+    LlamaTokenizeBody,
+)
 from remora.deployments.http.ollama.bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
+    PullBody,
     ShowBody,
 )
 from remora.deployments.http.responses.bodies import ResponsesBody
@@ -140,6 +146,10 @@ PLACES = {
         "/api/generate", OllamaGenerateBody, {"raw": True, **PROMPT}, *LOGPROBS, "prompt"
     ),
     "show": dialect_place("/api/show", ShowBody, {"model": "tiny"}),
+    "pull": dialect_place("/api/pull", PullBody, {"model": "tiny"}),
+    "llama": Place("/completion", LlamaCompletionBody, {"prompt": "a"}, values=bad.LLAMACPP),
+    "llama-tokens": Place("/tokenize", LlamaTokenizeBody, {"content": "a"}, values=bad.LLAMACPP),
+    "llama-template": Place("/apply-template", ApplyTemplateBody, {"messages": [HELLO]}),
     "parse-calls": dialect_place("/parse_function_call", ParseCallsBody, PARSED, "text"),
     "separate": dialect_place(
         "/separate_reasoning", SeparateBody, {"text": "a", "reasoning_parser": "qwen3"}, "text"

@@ -40,6 +40,8 @@ FIELDS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/api/chat", CHAT, "model"),
     ("/api/show", {}, "model"),
     ("/tokenize", {"prompt": "Hi"}, "model"),
+    ("/completion", {"prompt": "Hi"}, "model"),
+    ("/api/pull", {}, "model"),
 )
 URLS = (
     ("GET", "/v1/models/{}"),

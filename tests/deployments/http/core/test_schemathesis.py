@@ -35,6 +35,7 @@ JSON = "application/json"
 ALIKE = {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"}
 # Paths that a text generation model refuses for any body.
 REFUSED = {
+    "/infill",  # the tiny model has no tokens for it
     "/v1/embeddings",
     "/api/embed",
     "/api/embeddings",
@@ -121,10 +122,10 @@ def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
     assert not faults, "\n".join(faults[:10])
     assert asked.total() >= NUM_CASES
     assert asked[200] > asked.total() / 3, asked  # otherwise nearly all cases were refused
-    assert answered >= EXAMPLES.keys()
+    assert answered >= EXAMPLES.keys() - REFUSED
 
 
-@pytest.mark.parametrize("path", EXAMPLES)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.keys() - REFUSED))
 async def test_an_example_is_answered(path: str) -> None:
     async with make_client() as client:
         response = await client.post(path, json=EXAMPLES[path])

@@ -1,4 +1,4 @@
-"""The dialect of /generate and /: detected from a body, or configured."""
+"""The dialect of /generate, / and /tokenize: detected from a body, or configured."""
 
 from __future__ import annotations
 
@@ -58,6 +58,23 @@ async def test_a_fault_is_told_in_the_dialect_that_was_chosen(
     assert isinstance(response.json()["error"], str if status == 422 else dict)
 
 
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({"prompt": "ab"}, {"tokens", "count", "max_model_len"}),
+        ({"content": "ab"}, {"tokens"}),
+    ],
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+async def test_a_text_is_tokenized_in_the_dialect_of_its_body(
+    path: str, body: dict[str, Any], fields: set[str]
+) -> None:
+    async with make_client() as client:
+        answer = (await client.post(path, json=body)).json()
+    assert set(answer) == fields
+    assert answer["tokens"] == [97, 98]
+
+
 async def test_all_paths_are_described_with_their_bodies() -> None:
     async with make_client() as client:
         description = (await client.get("/openapi.json")).json()
@@ -73,6 +90,9 @@ async def test_all_paths_are_described_with_their_bodies() -> None:
         ("/tokens", "TokensBody"),
         ("/api/chat", "OllamaChatBody"),
         ("/api/generate", "OllamaGenerateBody"),
+        ("/completion", "LlamaCompletionBody"),
+        ("/infill", "InfillBody"),
+        ("/apply-template", "ApplyTemplateBody"),
         ("/parse_function_call", "ParseCallsBody"),
         ("/separate_reasoning", "SeparateBody"),
         ("/v1/responses", "ResponsesBody"),

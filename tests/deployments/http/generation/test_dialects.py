@@ -12,7 +12,7 @@ from tests.deployments.http.streams import ask
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 LIGHTLLM = {"generate_dialect": "lightllm"}
 # Ollama's options that have the names of the engine.
-OPTIONS = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7}
+OPTIONS = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7, "typical_p": 0.9}
 OPTIONS |= {"presence_penalty": 1.0, "frequency_penalty": 0.5}
 RENAMED = {"num_predict": 5, "stop": ["x"], "repeat_penalty": 1.5, "num_ctx": 4096}
 
@@ -25,6 +25,8 @@ TGI: list[Row] = [
     ({"temperature": 0.5}, {"temperature": 0.5}),
     ({"temperature": 1.0}, {"temperature": 0.0}),
     ({"top_p": 0.5}, {"temperature": 1.0}),
+    ({"typical_p": 0.5}, {"temperature": 1.0, "typical_p": 0.5}),
+    ({"typical_p": 1.0}, {"temperature": 0.0, "typical_p": 1.0}),
     ({"top_k": 5}, {"temperature": 1.0}),
     ({"do_sample": True, "temperature": 0.0}, {"temperature": 0.0}),
     ({"do_sample": True, "seed": 7}, {"seed": 7}),
@@ -63,7 +65,13 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         HELLO | {"max_tokens": 1, "max_completion_tokens": 3},
         {"max_tokens": 3},
     ),
-    ("/v1/chat/completions", HELLO, {"max_tokens": None}),
+    ("/v1/chat/completions", HELLO, {"max_tokens": None, "typical_p": 1.0}),
+    ("/v1/chat/completions", HELLO | {"typical_p": 0.5}, {"typical_p": 0.5}),
+    (
+        "/api/chat",
+        HELLO | {"options": {"presence_penalty": 1.0, "repeat_last_n": 0}},
+        {"presence_penalty": 0.0, "repetition_penalty": 1.0},
+    ),
 ]
 RECOMMENDED = {"temperature": 0.6, "repetition_penalty": 1.3}
 ROWS = [

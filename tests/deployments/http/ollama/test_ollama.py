@@ -165,4 +165,4 @@ async def test_the_model_is_listed() -> None:
 async def test_what_the_model_can_do_is_shown() -> None:
     shown = (await post("/api/show", model="tiny")).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
-    assert shown["model_info"]["remora.context_length"] == 1000
+    assert shown["model_info"]["unknown.context_length"] == 1000

@@ -203,6 +203,9 @@ async def test_clients_of_ollama_get_the_same_vectors(
         one = await ask("/api/embed", input="a fox")
         old = await ask("/api/embeddings", prompt="a fox")
         refused = await ask("/api/embed", input=long, truncate=False)
+        short = {"num_ctx": 5}
+        cut = await ask("/api/embed", input="fox " * 4, options=short)
+        whole = await ask("/api/embed", input="fox " * 4, options=short, truncate=False)
         missing = await ask("/api/embeddings")
         shown = await ask("/api/show")
     assert np.array(both["embeddings"]) == pytest.approx(plain, abs=1e-6)
@@ -210,6 +213,9 @@ async def test_clients_of_ollama_get_the_same_vectors(
     assert both["prompt_eval_count"] > one["prompt_eval_count"] > 2
     assert old["embedding"] == pytest.approx(plain[0], abs=1e-6)
     assert "maximum context length is 9" in refused["error"]
+    assert cut["prompt_eval_count"] == 5
+    assert "context length is 5" in whole["error"]
+    assert cut["load_duration"] > 0
     assert missing == {"error": "prompt is required."}
     assert shown["capabilities"] == ["embedding"]
 

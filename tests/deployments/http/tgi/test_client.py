@@ -68,7 +68,7 @@ async def test_a_stream_with_details() -> None:
 async def test_a_fault_is_a_validation_error() -> None:
     async with client_of(FakeServer()) as client:
         with pytest.raises(ValidationError, match="typical_p"):
-            await client.text_generation("ab", typical_p=0.5)
+            await client.text_generation("ab", typical_p=1.5)
 
 
 async def test_a_full_queue_is_an_overload() -> None:
