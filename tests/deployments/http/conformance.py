@@ -56,8 +56,8 @@ def check_shape(found: Any, shape: Any, place: str = "answer") -> None:
     if shape is Any:
         return
     if isinstance(shape, type):
-        number = (int, float) if shape is float else shape
-        assert isinstance(found, number), f"{place} is {found!r}, expected {shape.__name__}"
+        kinds = (int, float) if shape is float else shape
+        assert isinstance(found, kinds), f"{place} is {found!r}, expected {shape.__name__}"
         assert shape is bool or not isinstance(found, bool), f"{place} is {found!r}"
     elif isinstance(shape, dict):
         assert isinstance(found, dict), f"{place} is {found!r}, expected an object"
