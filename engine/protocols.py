@@ -35,6 +35,12 @@ class AttentionBackend(Protocol):
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the contents of pages [M] to pages [M] that are none of them, in all layers.
+
+        Window layers with a page pool of their own are left out.
+        """
+
 
 @runtime_checkable
 class HostPlanned(Protocol):
@@ -284,6 +290,7 @@ class Model(Protocol):
 class ForwardPass(Protocol):
     """Computes logits from a step's inputs, by torch operations, a step program or a graph.
 
+    Copies the pages of `StepInputs.copies` first.
     Logits are valid until the next call. All ranks make the same calls; ranks other than 0 get no
     rows.
     """

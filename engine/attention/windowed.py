@@ -41,6 +41,10 @@ class WindowedAttention:
         assert batch.windowed is not None, "tables of window layers are missing"
         return self.windowed.attend(place, heads, rope, batch.windowed, spec)
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in the layers without a window."""
+        self.full.copy_pages(sources, targets)
+
     def plan_step(self, inputs: StepInputs, size: int | None) -> None:
         """Plan a step for each backend that plans; see `protocols.HostPlanned`."""
         windows = inputs.windows

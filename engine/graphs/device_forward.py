@@ -33,6 +33,7 @@ from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import NOTHING_GROWN, Int32Array, StepInputs, dummy_step
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.memory import to_device
 from remora.kernels.row_tiles import RowTiles, tile_size
 
 MAX_GROWN = 2**14  # entries of page tables per upload
@@ -188,6 +189,11 @@ class DeviceForward:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
         self._adapters = inputs.adapters
+        if inputs.copies.size:
+            sources, targets = to_device(
+                np.ascontiguousarray(inputs.copies, np.int64), self._device
+            )
+            self._attention.copy_pages(sources, targets)
         made = self._replay(inputs) or self._launch(inputs)
         self._hidden = made.hidden
         self.sampling.end(made.logits, made.chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +38,7 @@ class StepProgram:
         weight_bytes: int,
         head: tuple[Piece, ...],
         embedding: Tensor,
+        pages: Sequence[Tensor] = (),
         captures: Sequence[int] = (),
         residual_scale: float = 1.0,
     ) -> None:
@@ -48,6 +50,7 @@ class StepProgram:
         norm:        before the head
         head:        packed weight of the head
         embedding:   [vocab_size, hidden_size] table of inputs, for the stream as it is stored
+        pages:       [num_layers, num_pages, bytes of a page] KV memory of layers that share pages
         captures:    indices of the operations before which the stream is captured
         residual_scale:  that the stream is divided by
         """
@@ -58,6 +61,7 @@ class StepProgram:
         self._norm = norm
         self.weight_bytes = weight_bytes
         self.head, self.embedding = head, embedding
+        self._pages = tuple(pages)
         self._captures = sorted({*captures})
         self._order = [self._captures.index(each) for each in captures]
         self.residual_scale = residual_scale
@@ -67,6 +71,10 @@ class StepProgram:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
         num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
         num_logits = len(inputs.logit_index)
+        if inputs.copies.size:
+            sources, targets = torch.from_numpy(inputs.copies.astype(np.int64))
+            for pages in self._pages:
+                pages.index_copy_(1, targets, pages.index_select(1, sources))
         fill_batch(self._program.batch, inputs)
         first = 0
         for captured, stop in zip(self._captured, self._captures, strict=True):

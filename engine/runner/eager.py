@@ -60,6 +60,11 @@ class EagerForward:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size] on rank 0, [0, vocab_size] else."""
+        if inputs.copies.size:
+            sources, targets = to_device(
+                np.ascontiguousarray(inputs.copies, np.int64), self._device
+            )
+            self._attention.copy_pages(sources, targets)
         parts = split_inputs(inputs, self._micro_batches)
         made = [self._run_stage(part) for part in parts]
         if self._layout.is_last_stage:

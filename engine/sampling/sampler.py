@@ -21,6 +21,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from remora.configs.errors import InvalidSampling
+from remora.engine.beams.candidates import BeamLine, BeamLogits, FoundCandidates
+from remora.engine.beams.moves import BeamMoves
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.sampling.logit_edits import RowEdits, apply_edits
 from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
@@ -35,6 +37,7 @@ from remora.engine.spec.acceptance import DraftLines
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import (
     BoolArray,
+    Candidates,
     IntArray,
     LogprobRows,
     Request,
@@ -62,6 +65,7 @@ class SampleResult:
                 allowed, or its constraint failed. Its token and log-probabilities are meaningless;
                 the engine ends these requests, and only these, with an error.
     completed:  rows whose grammar is complete with their last token
+    candidates: beam -> its likeliest next tokens; it has no token
     """
 
     rows: IntArray
@@ -69,6 +73,7 @@ class SampleResult:
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class PendingSample:
     logprobs:  (lines that asked for log-probabilities, these)
     failed:    rows whose processor failed
     drafts:    of the rows, if any have some
+    beams:     candidates of lines of beams, if there are some
     """
 
     rows: IntArray
@@ -85,6 +91,7 @@ class PendingSample:
     logprobs: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
     failed: Mapping[int, RowFault] = field(default_factory=dict)
     drafts: DraftLines | None = None
+    beams: FoundCandidates | None = None
 
 
 def random_bits(seeds: SeedArray, positions: SeedArray) -> TokenArray:
@@ -150,6 +157,7 @@ class Sampler:
         self._processors = processors
         self._processed: dict[int, RowProcessor] = {}
         self._num_logprobs: dict[int, int] = {}
+        self._beams: dict[int, tuple[int, int | None]] = {}  # row -> candidates, log-probabilities
         self._masks = RowMasks(
             max_rows=max_rows,
             vocab_size=vocab_size,
@@ -176,13 +184,17 @@ class Sampler:
         if sampling.custom_logit_processor is not None:
             name = sampling.custom_logit_processor
             self._processed[row] = RowProcessor(name, self._processors[name], init)
-        if sampling.logprobs is not None:
+        if sampling.beams is not None:
+            num_stops = len({*self._eos_token_ids, *sampling.stop_token_ids})
+            self._beams[row] = sampling.beams.num_candidates(num_stops), sampling.logprobs
+        elif sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
         self._masks.add_row(init)
         self._is_plain[row] = not (
             row in self._edits
             or row in self._processed
             or row in self._num_logprobs
+            or row in self._beams
             or self._masks.holds(row)
         )
 
@@ -191,7 +203,20 @@ class Sampler:
         self._edits.pop(row, None)
         self._processed.pop(row, None)
         self._num_logprobs.pop(row, None)
+        self._beams.pop(row, None)
         self._masks.drop_row(row)
+
+    def move(self, moves: BeamMoves) -> None:
+        """Let rows of beams continue others, all at once."""
+        rows, sources = moves.rows.tolist(), moves.sources.tolist()
+        token_ids = moves.token_ids.tolist()
+        edits, beams = dict(self._edits), dict(self._beams)
+        for row, source, token_id in zip(rows, sources, token_ids, strict=True):
+            self._beams[row] = beams[source]
+            self._temperature[row], self._is_plain[row] = 0.0, False
+            if source in edits:
+                self._edits[row] = edits[source].after(token_id)
+        self._masks.move(rows, sources, token_ids)
 
     def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
         """Return how many of the drafts of each (row, drafts) its constraint does not exclude.
@@ -250,6 +275,7 @@ class Sampler:
                 one more
         """
         raw = self._raw_logits(logits, rows)
+        beams = self._beam_logits(logits, rows) if self._beams else None
         masks = self._masks.take(rows, drafts)
         if masks is not None:
             self.token_sampler.kernels.mask_tokens(logits, masks.lines, masks.words)
@@ -260,6 +286,7 @@ class Sampler:
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
+        found = None if beams is None else beams.find(logits)
         (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
             draws = self._draws(rows, None if drafts is None else drafts.offsets)
@@ -275,6 +302,7 @@ class Sampler:
             ),
             failed=failed,
             drafts=drafts,
+            beams=found,
         )
 
     def finish(self, pending: PendingSample, gone: Collection[int] = ()) -> SampleResult:
@@ -288,16 +316,23 @@ class Sampler:
         if pending.drafts is not None:
             kept = pending.drafts.kept(token_ids, faults)
             faults = {line: fault for line, fault in faults.items() if kept[line]}
+        candidates: dict[int, Candidates] = {}
+        if pending.beams is not None:
+            candidates = pending.beams.take(self.token_sampler.kernels)
+            kept = np.ones(len(rows), np.bool_) if kept is None else kept
+            kept[list(candidates)] = False
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
         bad_rows |= pending.failed
         new = slice(None) if kept is None else kept
         ends = self._masks.accept(rows[new], token_ids[new], unsampled={*bad_rows, *gone})
-        if pending.drafts is not None and kept is not None:
+        if kept is not None:
             for row, count in ends.cut.items():
+                assert pending.drafts is not None
                 kept[(pending.drafts.rows == row) & (pending.drafts.offsets >= count)] = False
             rows, token_ids = rows[kept], token_ids[kept]
-            np.add.at(self._num_outputs, rows, 1)
+            if pending.drafts is not None:
+                np.add.at(self._num_outputs, rows, 1)
         self._note_tokens(rows, token_ids, gone)
         return SampleResult(
             rows=rows,
@@ -305,7 +340,17 @@ class Sampler:
             logprobs=_by_row(pending, kept),
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
+            candidates={row_list[line]: found for line, found in candidates.items()},
         )
+
+    def _beam_logits(self, logits: Tensor, rows: IntArray) -> BeamLogits | None:
+        """Turn logits of beams into log-probabilities, if there are beams among the rows."""
+        lines = [
+            BeamLine(line, *self._beams[row])
+            for line, row in enumerate(rows.tolist())
+            if row in self._beams
+        ]
+        return BeamLogits.begin(logits, lines) if lines else None
 
     def _process(self, logits: Tensor, rows: IntArray) -> dict[int, RowFault]:
         """Run the processors of `rows` over their logits; return the rows that failed."""

@@ -174,6 +174,19 @@ class SamplingBody(Body):
     spaces_between_special_tokens: bool | None = None
     n: NumOutputs | None = None
     max_drafts: Count | None = None
+    use_beam_search: bool | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    num_beam_groups: Count | None = None
+    diversity_penalty: float | None = None
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the request asks for beam search: by name, or by a number of beams."""
+        if self.use_beam_search is not None:
+            return self.use_beam_search
+        return (self.num_beams or 1) > 1
 
 
 class StreamOptions(Body):
