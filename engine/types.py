@@ -332,6 +332,7 @@ class RowFault:
 
 
 NOT_FINITE = RowFault("the model's logits were not finite")
+NO_TOKEN_LEFT = RowFault("no token is allowed next", of_request=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

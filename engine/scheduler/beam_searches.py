@@ -19,12 +19,12 @@ from remora.engine.beams.moves import NO_COPIES, BeamMoves, join_moves
 from remora.engine.beams.search import Beam, BeamSearch, Finished
 from remora.engine.kv.cache import PageTable
 from remora.engine.sampling.logprobs import concat_logprobs
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT
 from remora.engine.scheduler.in_flight import InFlightStep, holds
 from remora.engine.scheduler.outputs import output_of
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.types import (
     NO_CANDIDATES,
+    NO_TOKEN_LEFT,
     NOT_FINITE,
     Candidates,
     FinishReason,
