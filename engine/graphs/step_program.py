@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -71,10 +70,9 @@ class StepProgram:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
         num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
         num_logits = len(inputs.logit_index)
-        if inputs.copies.size:
-            sources, targets = torch.from_numpy(inputs.copies.astype(np.int64))
+        for source, target in inputs.copies.T.tolist():
             for pages in self._pages:
-                pages.index_copy_(1, targets, pages.index_select(1, sources))
+                pages[:, target] = pages[:, source]
         fill_batch(self._program.batch, inputs)
         first = 0
         for captured, stop in zip(self._captured, self._captures, strict=True):
