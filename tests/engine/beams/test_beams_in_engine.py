@@ -154,7 +154,7 @@ def test_a_failure_ends_the_request_and_frees_all(fault: RowFault, message: str)
     assert isinstance(harness.runner, BeamRunner)
     harness.runner.fault = fault
     harness.engine.add(beam_request("a", PROMPT, width=4, n=2))
-    harness.step(4)
+    harness.step()
     harness.runner.bad_rows = set(range(10))
     harness.run()
 
