@@ -55,7 +55,7 @@ class StepInputs:
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
     grown:        [4, N] entries of `tables` that are new with this step: line, column, page, and
                   the page of window layers
-    copies:       [2, M] pages, and those that their contents are copied to before all else
+    copies:       [2, M] pages, and the pages that their contents are copied to before all else
     windows:      for window layers with a page pool of their own; None = there are none
     """
 

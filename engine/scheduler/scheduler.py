@@ -94,11 +94,9 @@ class Scheduler:
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
         self.in_flight: deque[InFlightStep] = deque()
-        self._num_steps = 0
-        self._num_waiting_tokens = 0
+        self._num_steps = self._num_waiting_tokens = self._num_evictions = 0
         self._prompts: set[Sequence] = set()
         self._refusal = Refusal()
-        self._num_evictions = 0
         self.shares = FairShares()
         self._searches = BeamSearches(self._eos_token_ids)
 
