@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from remora.engine.beams.params import BeamParams
 from remora.engine.types import Output, Request
-from tests.deployments.fakes import FakeEngine, FakeServer
+from tests.deployments.fakes import FakeEngine, FakeServer, make_config
 from tests.deployments.http.streams import ask, events
 
 CHAT = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}
@@ -25,10 +25,16 @@ def light(**fields: Any) -> tuple[str, dict[str, Any]]:
     return "/generate", {"inputs": "Hi", "parameters": fields}
 
 
+def server_for(body: dict[str, Any], **parts: Any) -> FakeServer:
+    """Return a server of the dialect that a body is in."""
+    dialect = "lightllm" if "inputs" in body else "auto"
+    return FakeServer(config=make_config(generate_dialect=dialect), **parts)
+
+
 class SearchingEngine(FakeEngine):
     """Gives each output a score, and all at the end."""
 
-    def _outputs(self, request: Request) -> Sequence[Output]:
+    def _outputs(self, request: Request) -> list[Output]:
         ends = [each for each in super()._outputs(request) if each.finish_reason is not None]
         return [replace(each, score=-0.5 - each.index) for each in ends]
 
@@ -62,8 +68,9 @@ async def test_the_engine_is_asked_for_beams(
     where: tuple[str, dict[str, Any]], fields: dict[str, Any], beams: BeamParams, n: int
 ) -> None:
     # What the model's authors recommend for drawing tokens does not apply.
-    server = FakeServer(generation_defaults={"temperature": 0.6, "top_p": 0.9, "top_k": 20})
     path, body = where
+    recommended = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    server = server_for(body, generation_defaults=recommended)
 
     response = await ask(path, server, **body, **fields)
 
@@ -92,7 +99,7 @@ async def test_what_does_not_go_together_is_refused_by_its_name(
     where: tuple[str, dict[str, Any]], fields: dict[str, Any], param: str
 ) -> None:
     path, body = where
-    server = FakeServer()
+    server = server_for(body)
 
     response = await ask(path, server, **body, **fields)
 
@@ -101,17 +108,10 @@ async def test_what_does_not_go_together_is_refused_by_its_name(
     assert not server.client.requests
 
 
-@pytest.mark.parametrize(
-    ("where", "fields", "scores"),
-    [
-        (TEXT, {}, lambda answer: [each["beam_score"] for each in answer["choices"]]),
-        (CHAT, {}, lambda answer: [each["beam_score"] for each in answer["choices"]]),
-    ],
-    ids=["text", "chat"],
-)
+@pytest.mark.parametrize("where", [TEXT, CHAT], ids=["text", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answers_have_scores_best_first(
-    where: tuple[str, dict[str, Any]], fields: dict[str, Any], scores: Any, stream: bool
+    where: tuple[str, dict[str, Any]], stream: bool
 ) -> None:
     path, body = where
     server = FakeServer(SearchingEngine())
@@ -127,10 +127,30 @@ async def test_answers_have_scores_best_first(
         ]
         assert [each["beam_score"] for each in ends] == [-0.5, -1.5]
     else:
-        assert scores(response.json()) == [-0.5, -1.5]
+        choices = response.json()["choices"]
+        assert [each["beam_score"] for each in choices] == [-0.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    ("where", "scores"),
+    [
+        (native(num_beams=2, n=2), lambda made: [one["meta_info"]["beam_score"] for one in made]),
+        (light(do_beam=True, best_of=2, n=2), lambda made: made["beam_score"]),
+    ],
+    ids=["sglang", "lightllm"],
+)
+async def test_native_answers_have_scores(
+    where: tuple[str, dict[str, Any]], scores: Callable[[Any], list[float]]
+) -> None:
+    path, body = where
+
+    response = await ask(path, server_for(body, client=SearchingEngine()), **body)
+
+    assert scores(response.json()) == [-0.5, -1.5]
 
 
 async def test_answers_without_beams_have_no_score() -> None:
-    response = await ask(*TEXT[:1], FakeServer(), **TEXT[1])
+    path, body = TEXT
+    response = await ask(path, FakeServer(), **body)
 
     assert "beam_score" not in response.text
