@@ -35,8 +35,13 @@ class AttentionBackend(Protocol):
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
 
+
+@runtime_checkable
+class CopiesPages(Protocol):
+    """An attention backend with pages."""
+
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy the contents of pages [M] to pages [M] that are none of them, in all layers.
+        """Copy the contents of pages [M] to other pages [M], in all layers.
 
         Window layers with a page pool of their own are left out.
         """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from remora.engine.attention.page_copies import copy_pages
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
@@ -38,4 +39,4 @@ class MixedAttention:
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages in all layers."""
         for backend in self._backends.values():
-            backend.copy_pages(sources, targets)
+            copy_pages(backend, sources, targets)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from remora.engine.attention.page_copies import copy_pages
 from remora.engine.protocols import AttentionBackend, HostPlanned
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.engine.runner.inputs import StepInputs
@@ -43,7 +44,7 @@ class WindowedAttention:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages in the layers without a window."""
-        self.full.copy_pages(sources, targets)
+        copy_pages(self.full, sources, targets)
 
     def plan_step(self, inputs: StepInputs, size: int | None) -> None:
         """Plan a step for each backend that plans; see `protocols.HostPlanned`."""
