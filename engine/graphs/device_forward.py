@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.graph_sizes import size_for
+from remora.engine.attention.page_copies import copy_step_pages
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.decode_steps import decode_arrays, decode_shapes, split_decode
 from remora.engine.graphs.device_stream import DeviceStream
@@ -33,7 +34,6 @@ from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import NOTHING_GROWN, Int32Array, StepInputs, dummy_step
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
-from remora.kernels.memory import to_device
 from remora.kernels.row_tiles import RowTiles, tile_size
 
 MAX_GROWN = 2**14  # entries of page tables per upload
@@ -189,11 +189,7 @@ class DeviceForward:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
         self._adapters = inputs.adapters
-        if inputs.copies.size:
-            sources, targets = to_device(
-                np.ascontiguousarray(inputs.copies, np.int64), self._device
-            )
-            self._attention.copy_pages(sources, targets)
+        copy_step_pages(self._attention, inputs.copies, self._device)
         made = self._replay(inputs) or self._launch(inputs)
         self._hidden = made.hidden
         self.sampling.end(made.logits, made.chosen)
