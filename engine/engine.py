@@ -15,6 +15,7 @@ from typing import Any
 from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.beams.fit import beams_for, check_beams
+from remora.engine.beams.pages import BeamPages
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
@@ -115,7 +116,7 @@ class Engine:
         leader: Sequence | None = None
         sequences: dict[int, Sequence] = {}
         max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
-        beams = None
+        beams: BeamPages | None = None
         if sampling.beams is not None:
             max_tokens, beams = beams_for(request, max_tokens, self.plan)
         for index in range(sampling.n if beams is None else 1):

@@ -28,7 +28,7 @@ BEAMS = BeamParams(width=4)
 
 
 def make_llm(path: Path, **options: Any) -> LLM:
-    common = {
+    common: dict[str, Any] = {
         "show_progress": False,
         "dtype": "float32",
         "num_threads": 1,
