@@ -103,7 +103,8 @@ def expected(
 
 def same(got: Found, want: Found) -> bool:
     return [ids for ids, _ in got] == [ids for ids, _ in want] and all(
-        abs(score - other) < 2e-5 for (_, score), (_, other) in zip(got, want, strict=True)
+        score == pytest.approx(other, rel=1e-5, abs=2e-5)
+        for (_, score), (_, other) in zip(got, want, strict=True)
     )
 
 
