@@ -1,6 +1,6 @@
 """What beam search costs: 8 beams and 8 sampled sequences of one prompt, in turns.
 
-    python tests/benchmarks/scheduling/beams.py [MODEL] [--quantization int8] [--rounds 5] [--beams 8]
+    python tests/benchmarks/scheduling/beams.py [MODEL] [--rounds 5] [--beams 8]
 
 Both arms compute the same number of tokens. Prints the seconds of each round and the median ratio,
 which must not be above 1.3.
