@@ -115,7 +115,7 @@ def beam_params(
                     f"{prefix}{name}",
                 )
         return None
-    given = {
+    given: dict[str, Any] = {
         "length_penalty": fields.length_penalty,
         "early_stopping": fields.early_stopping,
         "num_groups": fields.num_beam_groups,
