@@ -14,6 +14,8 @@ from typing import Any
 
 from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
 from remora.configs.planning.plan import EnginePlan
+from remora.engine.beams.fit import beams_for, check_beams
+from remora.engine.beams.pages import BeamPages
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
@@ -112,7 +114,11 @@ class Engine:
         arrived_s = self._clock()
         leader: Sequence | None = None
         sequences: dict[int, Sequence] = {}
-        for index in range(sampling.n):
+        max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
+        beams: BeamPages | None = None
+        if sampling.beams is not None:
+            max_tokens, beams = beams_for(request, max_tokens, self.plan)
+        for index in range(sampling.n if beams is None else 1):
             self._num_arrived += 1
             sequences[index] = Sequence(
                 request=request,
@@ -120,12 +126,13 @@ class Engine:
                 seed=sequence_seed(seed, index),
                 order=self._num_arrived,
                 priority=self._priority(request),
-                max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
+                max_tokens=max_tokens,
                 token_ids=[*prompt, *request.given_ids],
                 num_prompt_tokens=len(prompt),
                 namespace=request.namespace,
                 leader=leader,
                 arrived_s=arrived_s,
+                beams=beams,
             )
             if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
                 leader = sequences[0]  # the others borrow its prompt pages
@@ -154,6 +161,7 @@ class Engine:
         check_fits(request, self.plan)
         check_token_ids(request, self._vocab_size)
         self._check_processor(request.sampling)
+        check_beams(request, self.plan)
         if request.heal and (
             request.grammar is not None
             or request.reasoning is not None
@@ -188,7 +196,7 @@ class Engine:
             if self._held and seq in self._held:
                 self._held.remove(seq)
                 self._scheduler.add(seq)
-        outputs = [self._scheduler.abort(seq) for seq in chosen]
+        outputs = [output for seq in chosen for output in self._scheduler.abort(seq)]
         self._forget_finished(request_id)
         return outputs
 

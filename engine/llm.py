@@ -24,6 +24,7 @@ from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
 from remora.configs.sections.engine import EngineSection
 from remora.configs.sections.model import ModelSection
+from remora.engine.beams.params import BeamParams
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
@@ -41,7 +42,15 @@ from remora.engine.types import (
     TokenLogprob,
 )
 
-__all__ = ["LLM", "Completion", "Constraint", "ConstraintKind", "Generation", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamParams",
+    "Completion",
+    "Constraint",
+    "ConstraintKind",
+    "Generation",
+    "SamplingParams",
+]
 
 Prompt = str | Sequence[int]
 PROGRESS_FROM_PROMPTS = 4  # fewer end before a progress bar is useful
@@ -49,13 +58,17 @@ PROGRESS_FROM_PROMPTS = 4  # fewer end before a progress bar is useful
 
 @dataclass(slots=True)
 class Completion:
-    """One of a prompt's n outputs."""
+    """One of a prompt's n outputs.
+
+    score:  of a beam search's output, by which these are ranked, best first
+    """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)
@@ -317,7 +330,7 @@ def _extend(generation: Generation, output: Output) -> None:
     completion.token_ids += output.token_ids
     completion.text += output.text
     completion.finish_reason = output.finish_reason
-    completion.stop_reason = output.stop_reason
+    completion.stop_reason, completion.score = output.stop_reason, output.score
     if output.logprobs is not None:
         completion.logprobs = [*(completion.logprobs or ()), *output.logprobs]
     if output.prompt_logprobs is not None:

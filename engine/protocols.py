@@ -37,6 +37,17 @@ class AttentionBackend(Protocol):
 
 
 @runtime_checkable
+class CopiesPages(Protocol):
+    """An attention backend with pages."""
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the contents of pages [M] to other pages [M], in all layers.
+
+        Window layers with a page pool of their own are left out.
+        """
+
+
+@runtime_checkable
 class HostPlanned(Protocol):
     """An attention backend that plans each step on the host."""
 
@@ -284,6 +295,7 @@ class Model(Protocol):
 class ForwardPass(Protocol):
     """Computes logits from a step's inputs, by torch operations, a step program or a graph.
 
+    Copies the pages of `StepInputs.copies` first.
     Logits are valid until the next call. All ranks make the same calls; ranks other than 0 get no
     rows.
     """

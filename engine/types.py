@@ -20,13 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
+from remora.engine.beams.moves import BeamMoves
 from remora.engine.sampling.params import MAX_N as MAX_N
 from remora.engine.sampling.params import MAX_SEED as MAX_SEED
 from remora.engine.sampling.params import MAX_STOP_CHARS as MAX_STOP_CHARS
 from remora.engine.sampling.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
 from remora.engine.sampling.params import SamplingParams as SamplingParams
 from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
-from remora.engine.tenants import EVERYONE, Tenant, TenantStats
+from remora.engine.stats import EngineStats as EngineStats
+from remora.engine.tenants import EVERYONE, Tenant
 
 IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]
@@ -264,6 +266,7 @@ class StepPlan:
     num_drafts:  [num_rows] drafts among the row's tokens, which are its last ones: the row yields a
                  new token for each draft that turns out right, and one more; empty = no row has any
     draft_ids:   [sum of num_drafts] the drafts, row by row
+    moves:       of beam searches, after `added` and before new pages; None = there are none
     """
 
     step_id: int
@@ -279,6 +282,7 @@ class StepPlan:
     window_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     num_drafts: IntArray = field(default_factory=lambda: NO_DRAFTS)
     draft_ids: TokenArray = field(default_factory=lambda: NO_TOKENS)
+    moves: BeamMoves | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +303,23 @@ class LogprobRows:
     top_logprobs: FloatArray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The likeliest next tokens of one beam, best first.
+
+    token_ids:  [num]
+    scores:     [num] log-probabilities, after masks, bias, penalties and bans
+    logprobs:   [num] lines of the raw distribution; None = not requested
+    """
+
+    token_ids: TokenArray
+    scores: FloatArray
+    logprobs: LogprobRows | None = None
+
+
+NO_CANDIDATES = Candidates(token_ids=NO_TOKENS, scores=np.empty(0, np.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class RowFault:
     """Why a row cannot continue. `of_request`: its request is the cause, not the engine."""
@@ -311,6 +332,7 @@ class RowFault:
 
 
 NOT_FINITE = RowFault("the model's logits were not finite")
+NO_TOKEN_LEFT = RowFault("no token is allowed next", of_request=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +348,7 @@ class StepResult:
     bad_rows:         row -> why it has no token: its logits were not finite, no token was allowed,
                       or its constraint failed
     completed:        rows whose grammar is complete with their last new token: they end here
+    candidates:       beam -> its likeliest next tokens, instead of a token
     forward_s, sample_s:  seconds spent, without applying the plan's changes of rows
     draft_s:          seconds that a drafter spent on the step's drafts; 0 = it made none
     """
@@ -338,6 +361,7 @@ class StepResult:
     hidden_states: Mapping[int, FloatArray] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
     forward_s: float = 0.0
     sample_s: float = 0.0
     draft_s: float = 0.0
@@ -370,6 +394,7 @@ class SequenceOutput:
     queue_s:          seconds until its first step
     drafts:           verified drafts so far
     predicted:        tokens of the request's prediction that became output so far, and that did not
+    score:            of a beam search's output, by which these are ranked
     """
 
     request_id: str
@@ -386,6 +411,7 @@ class SequenceOutput:
     queue_s: float = field(default=0.0, compare=False)
     drafts: DraftCounts = field(default=NONE_VERIFIED, compare=False)
     predicted: tuple[int, int] = field(default=(0, 0), compare=False)
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +442,7 @@ class Output:
     queue_s:          seconds until the sequence's first step
     drafts:           verified drafts so far, without right ones after the output's end
     predicted:        as in SequenceOutput; on the last Output
+    score:            of a beam search's output, by which these are ranked
     """
 
     index: int
@@ -432,64 +459,4 @@ class Output:
     queue_s: float = field(default=0.0, compare=False)
     drafts: DraftCounts = field(default=NONE_VERIFIED, compare=False)
     predicted: tuple[int, int] = field(default=(0, 0), compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counters and gauges at one moment. `*_total` only grow; times are in seconds.
-
-    num_queued_tokens:  tokens to compute before every open sequence decodes: of waiting sequences
-                        tokens missing in the prefix cache at arrival, of running ones the rest of
-                        the prompt. Future output is not included.
-    num_window_pages:   of window layers with a page pool of their own; pages that are neither free
-                        nor held are cached
-    draft_tokens_total, accepted_drafts_total:  drafted tokens, and how many of them were right
-    drafted_rows_total: rows of steps that had drafts
-    drafts_by_source:   the same three numbers of each source of drafts
-    draft_time_total_s: spent by draft models and heads
-    verify_steps_total, verify_time_total_s:  steps in which a row had drafts, and what their
-                        forward passes and sampling took, all tokens included
-    tried_drafts, right_drafts:  by position in their row: drafts whose predecessors were right, and
-                        how many of them were right, too
-    tenants:            in alphabetical order; empty = tenants are not distinguished
-    """
-
-    num_running: int
-    num_waiting: int
-    num_queued_tokens: int
-    num_pages: int
-    num_free_pages: int
-    num_cached_pages: int
-    num_held_pages: int
-    prompt_tokens_total: int
-    cached_tokens_total: int
-    generated_tokens_total: int
-    preemptions_total: int
-    evicted_pages_total: int
-    aborted_total: int
-    finished_total: int
-    steps_total: int
-    step_time_total_s: float
-    last_step_s: float
-    num_window_pages: int = 0
-    num_free_window_pages: int = 0
-    num_held_window_pages: int = 0
-    evicted_window_pages_total: int = 0
-    draft_tokens_total: int = 0
-    accepted_drafts_total: int = 0
-    drafted_rows_total: int = 0
-    drafts_by_source: tuple[tuple[str, DraftCounts], ...] = ()
-    draft_time_total_s: float = 0.0
-    verify_steps_total: int = 0
-    verify_time_total_s: float = 0.0
-    tried_drafts: tuple[int, ...] = ()
-    right_drafts: tuple[int, ...] = ()
-    tenants: tuple[TenantStats, ...] = ()
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV pages in use by sequences (0 to 1), of the fuller pool."""
-        usage = self.num_held_pages / self.num_pages if self.num_pages else 0.0
-        if self.num_window_pages:
-            usage = max(usage, self.num_held_window_pages / self.num_window_pages)
-        return usage
+    score: float | None = None

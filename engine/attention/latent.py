@@ -53,6 +53,10 @@ class PagedLatents:
         self.latent_size = latent_size
         self._plans = SplitPlans()
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in all layers."""
+        self.pages.index_copy_(1, targets, self.pages.index_select(1, sources))
+
     def attend(
         self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from remora.engine.attention.page_copies import copy_pages
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
@@ -22,7 +23,7 @@ class MixedAttention:
     """
 
     def __init__(self, skipped: Sequence[bool], make: Callable[[bool], AttentionBackend]) -> None:
-        backends = {kind: make(kind) for kind in (False, True)}
+        self._backends = backends = {kind: make(kind) for kind in (False, True)}
         self._places = [
             (backends[is_skipped], sum(other == is_skipped for other in skipped[:layer]))
             for layer, is_skipped in enumerate(skipped)
@@ -34,3 +35,8 @@ class MixedAttention:
         """Attend with the layer's backend; see `protocols.AttentionBackend`."""
         backend, place = self._places[layer]
         return backend.attend(place, heads, rope, batch, spec)
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in all layers."""
+        for backend in self._backends.values():
+            copy_pages(backend, sources, targets)

@@ -47,6 +47,10 @@ class PagedKV:
             self.scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device)
         self._static_scales = None if static_scales is None else static_scales.to(device)
 
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in all layers."""
+        copy_kv_pages(self.kv_pages, self.scales, sources, targets)
+
     def store(self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch) -> Tensor:
         """Apply QK norm and RoPE, store K and V; return the queries [T, num_heads, head_dim].
 
@@ -68,3 +72,17 @@ class PagedKV:
             eps=rope.eps,
             interleaved=rope.interleaved,
         )
+
+
+def copy_kv_pages(
+    kv_pages: Tensor, scales: Tensor | None, sources: Tensor, targets: Tensor
+) -> None:
+    """Copy pages [M], and their scales, to pages [M], in all layers.
+
+    kv_pages, scales:  as of `PagedKV`
+    """
+    for stored in (kv_pages, scales):
+        if stored is not None:
+            # As bytes: not every device can index every number format.
+            pages = stored.view(torch.uint8)
+            pages.index_copy_(2, targets, pages.index_select(2, sources))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remora.engine.attention.paged_kv import copy_kv_pages
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.attention.decode import DecodePlan, attend_decode, plan_decode
 from remora.kernels.attention.prefill import attend_prefill
@@ -91,6 +92,10 @@ class TorchAttention:
                 kv_scales=scales,
             )
         return out
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in all layers."""
+        copy_kv_pages(self.kv_pages, self.scales, sources, targets)
 
     def _plan(self, batch: ForwardBatch, spec: AttentionSpec) -> DecodePlan:
         """Plan the decode rows once per batch and window; layers share the plan."""

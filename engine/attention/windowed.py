@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from remora.engine.attention.page_copies import copy_pages
 from remora.engine.protocols import AttentionBackend, HostPlanned
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.engine.runner.inputs import StepInputs
@@ -40,6 +41,10 @@ class WindowedAttention:
             return self.full.attend(place, heads, rope, batch, spec)
         assert batch.windowed is not None, "tables of window layers are missing"
         return self.windowed.attend(place, heads, rope, batch.windowed, spec)
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages in the layers without a window."""
+        copy_pages(self.full, sources, targets)
 
     def plan_step(self, inputs: StepInputs, size: int | None) -> None:
         """Plan a step for each backend that plans; see `protocols.HostPlanned`."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.graph_sizes import size_for
+from remora.engine.attention.page_copies import copy_step_pages
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.decode_steps import decode_arrays, decode_shapes, split_decode
 from remora.engine.graphs.device_stream import DeviceStream
@@ -188,6 +189,7 @@ class DeviceForward:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
         self._adapters = inputs.adapters
+        copy_step_pages(self._attention, inputs.copies, self._device)
         made = self._replay(inputs) or self._launch(inputs)
         self._hidden = made.hidden
         self.sampling.end(made.logits, made.chosen)

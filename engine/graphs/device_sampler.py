@@ -15,13 +15,12 @@ from remora.engine.graphs.device_stream import DeviceStream, Fetch, Readback
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.graphs.step_sampling import StepSampling, draw_arrays
 from remora.engine.sampling.token_sampler import (
-    NO_TOKEN_LEFT,
     Draws,
     SampledLogprobs,
     SampledTokens,
     SamplingKernels,
 )
-from remora.engine.types import NOT_FINITE, LogprobRows, RowFault, TokenArray
+from remora.engine.types import NO_TOKEN_LEFT, NOT_FINITE, LogprobRows, RowFault, TokenArray
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_device
 

@@ -134,6 +134,7 @@ class StepProgramBuilder:
             for kind in dict.fromkeys(kinds)
         }
         caches = {kind: self._allocate_cache(layers, *kind) for kind, layers in members.items()}
+        self._caches = tuple(caches.values())
         return [(caches[kind], members[kind].index(layer)) for layer, kind in enumerate(kinds)]
 
     def _allocate_cache(
@@ -206,6 +207,7 @@ class StepProgramBuilder:
             weight_bytes=weights.weight_bytes + self._weight_bytes,
             head=weights.pack(head),
             embedding=model.embedding.weight,
+            pages=[cache.data for cache in self._caches if not cache.is_windowed],
             captures=[starts[layer] for layer in self._shape.captures],
             residual_scale=config.block.residual_scale,
         )

@@ -37,6 +37,7 @@ class StepProgram:
         weight_bytes: int,
         head: tuple[Piece, ...],
         embedding: Tensor,
+        pages: Sequence[Tensor] = (),
         captures: Sequence[int] = (),
         residual_scale: float = 1.0,
     ) -> None:
@@ -48,6 +49,7 @@ class StepProgram:
         norm:        before the head
         head:        packed weight of the head
         embedding:   [vocab_size, hidden_size] table of inputs, for the stream as it is stored
+        pages:       [num_layers, num_pages, bytes of a page] KV memory of layers that share pages
         captures:    indices of the operations before which the stream is captured
         residual_scale:  that the stream is divided by
         """
@@ -58,6 +60,7 @@ class StepProgram:
         self._norm = norm
         self.weight_bytes = weight_bytes
         self.head, self.embedding = head, embedding
+        self._pages = tuple(pages)
         self._captures = sorted({*captures})
         self._order = [self._captures.index(each) for each in captures]
         self.residual_scale = residual_scale
@@ -67,6 +70,9 @@ class StepProgram:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
         num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
         num_logits = len(inputs.logit_index)
+        for source, target in inputs.copies.T.tolist():
+            for pages in self._pages:
+                pages[:, target] = pages[:, source]
         fill_batch(self._program.batch, inputs)
         first = 0
         for captured, stop in zip(self._captured, self._captures, strict=True):

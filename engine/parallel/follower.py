@@ -84,6 +84,8 @@ class Follower:
                 self.adapters.install(load.slot, load.lora_id)
         for init in step.plan.added:
             self._table.start(init)
+        if step.plan.moves is not None:
+            self._table.move(step.plan.moves)
         if len(step.plan.page_rows):
             plan = step.plan
             self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)

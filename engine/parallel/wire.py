@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from remora.engine.beams.moves import NO_COPIES, BeamMoves
 from remora.engine.sampling.params import SamplingParams
 from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan, TokenArray
 
@@ -26,13 +27,20 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, JOIN_GROUP = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q9I")
+_STEP = struct.Struct("<Q11I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
 
 _NO_ROWS = np.empty(0, np.int32)
 _SAMPLING = SamplingParams()
+_NO_MOVES = BeamMoves(
+    rows=_NO_ROWS,
+    sources=_NO_ROWS,
+    token_ids=np.empty(0, np.int64),
+    num_kept=_NO_ROWS,
+    copies=NO_COPIES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
     facts = [
         (init.row, len(init.token_ids), init.num_prompt_tokens, init.adapter_slot) for init in added
     ]
-    loads = plan.loads
+    loads, moves = plan.loads, plan.moves or _NO_MOVES
     counts = (
         len(loads),
         len(added),
@@ -93,6 +101,8 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         len(plan.rows),
         len(plan.num_drafts),
         len(plan.draft_ids),
+        len(moves.rows),
+        moves.copies.shape[1],
     )
     payload = b"".join(
         (
@@ -101,6 +111,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
             *(np.ascontiguousarray(init.token_ids, "<i8").tobytes() for init in added),
             token_ids.astype("<i8", copy=False).tobytes(),
             plan.draft_ids.astype("<i8", copy=False).tobytes(),
+            moves.token_ids.astype("<i8", copy=False).tobytes(),
             np.array([load.slot for load in loads], "<i4").tobytes(),
             np.array(facts, "<i4").tobytes(),
             *(
@@ -114,6 +125,10 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
                     plan.num_tokens,
                     plan.num_drafts,
                     rows,
+                    moves.rows,
+                    moves.sources,
+                    moves.num_kept,
+                    moves.copies,
                 )
             ),
             plan.samples.tobytes(),
@@ -156,12 +171,13 @@ def decode(kind: int, payload: memoryview) -> Message:
 def _decode_step(payload: memoryview) -> Step:
     step_id, *counts = _STEP.unpack_from(payload)
     num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, *counts = counts
-    num_drafting, num_drafts, num_sampled = counts
+    num_drafting, num_drafts, num_moves, num_copies, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
     lora_ids = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
     draft_ids = numbers.take(num_drafts, np.int64)
+    moved_ids = numbers.take(num_moves, np.int64)
     slots = numbers.take(num_loads, np.int32)
     facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
@@ -169,6 +185,8 @@ def _decode_step(payload: memoryview) -> Step:
     rows, starts, num_each = (numbers.take(num_rows, np.int32) for _ in range(3))
     drafts_each = numbers.take(num_drafting, np.int32)
     sampled_rows = numbers.take(num_sampled, np.int32)
+    moved, sources, num_kept = (numbers.take(num_moves, np.int32) for _ in range(3))
+    copies = numbers.take(2 * num_copies, np.int32).reshape(2, num_copies)
     samples = numbers.take(num_rows, np.bool_)
     numbers.check_end()
     plan = StepPlan(
@@ -184,6 +202,11 @@ def _decode_step(payload: memoryview) -> Step:
         samples=samples,
         num_drafts=drafts_each,
         draft_ids=draft_ids,
+        moves=BeamMoves(
+            rows=moved, sources=sources, token_ids=moved_ids, num_kept=num_kept, copies=copies
+        )
+        if num_moves
+        else None,
         loads=tuple(
             SlotLoad(slot, lora_id)
             for slot, lora_id in zip(slots.tolist(), lora_ids.tolist(), strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remora.engine.attention.page_copies import copy_step_pages
 from remora.engine.kv.pages import pages_needed
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.micro_batches import split_inputs
@@ -60,6 +61,7 @@ class EagerForward:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size] on rank 0, [0, vocab_size] else."""
+        copy_step_pages(self._attention, inputs.copies, self._device)
         parts = split_inputs(inputs, self._micro_batches)
         made = [self._run_stage(part) for part in parts]
         if self._layout.is_last_stage:

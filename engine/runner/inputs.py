@@ -8,11 +8,12 @@ Legend: T tokens of the step, S its rows, R rows of logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from remora.engine.beams.moves import NO_COPIES, BeamMoves
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
 from remora.engine.types import BoolArray, IntArray, RowInit, StepPlan, TokenArray
 
@@ -54,6 +55,7 @@ class StepInputs:
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
     grown:        [4, N] entries of `tables` that are new with this step: line, column, page, and
                   the page of window layers
+    copies:       [2, M] pages, and the pages that their contents are copied to before all else
     windows:      for window layers with a page pool of their own; None = there are none
     """
 
@@ -68,6 +70,7 @@ class StepInputs:
     logit_index: Int64Array
     adapters: Int32Array
     grown: Int32Array
+    copies: Int32Array = field(default_factory=lambda: NO_COPIES)
     windows: WindowInputs | None = None
 
     @property
@@ -115,6 +118,7 @@ class InputBatch:
         self._num_pages = np.zeros(max_rows, dtype=np.int64)
         self._adapters = np.zeros(max_rows, dtype=np.int32)
         self._grown: list[tuple[int, int, int, int]] = []
+        self._copies = NO_COPIES
         self._logs: list[PageLog] = []
 
     def start(self, init: RowInit) -> None:
@@ -140,10 +144,30 @@ class InputBatch:
             self.tables[row, column] = page
             if self.window_tables is not None:
                 self.window_tables[row, column] = window_page
-            self._grown.append((row, column, page, window_page))
-            for log in self._logs:
-                log.note(row, column, page)
+            self._note_page(row, column, page, window_page)
             self._num_pages[row] += 1
+
+    def move(self, moves: BeamMoves) -> None:
+        """Let rows continue others, whose pages they share; their new pages are added later."""
+        rows, sources, num_kept = moves.rows, moves.sources, moves.num_kept
+        width = int(self._num_tokens[sources].max()) + 1
+        self._token_ids[rows, :width] = self._token_ids[sources, :width]
+        self._num_tokens[rows] = self._num_tokens[sources]
+        self.add_tokens(rows, moves.token_ids)
+        before, tables = self.tables[rows], self.tables[sources]
+        tables[np.arange(tables.shape[1]) >= num_kept[:, None]] = DUMP_PAGE
+        self.tables[rows] = tables
+        self._num_pages[rows] = num_kept
+        self._adapters[rows] = self._adapters[sources]
+        self._copies = np.concatenate((self._copies, moves.copies), axis=1)
+        # What follows the kept pages is never read.
+        for place, column in np.argwhere((tables != before) & (tables != DUMP_PAGE)).tolist():
+            self._note_page(int(rows[place]), column, int(tables[place, column]), DUMP_PAGE)
+
+    def _note_page(self, row: int, column: int, page: int, window_page: int) -> None:
+        self._grown.append((row, column, page, window_page))
+        for log in self._logs:
+            log.note(row, column, page)
 
     def log_pages(self) -> PageLog:
         """Return a log of the pages that rows get from now on."""
@@ -173,6 +197,7 @@ class InputBatch:
         if self._grown:
             grown = np.array(self._grown, dtype=np.int32).T
             self._grown = []
+        copies, self._copies = self._copies, NO_COPIES
         laid = self.span(
             plan.rows.astype(np.int64),
             plan.starts.astype(np.int64),
@@ -180,6 +205,8 @@ class InputBatch:
             plan.samples,
             grown=grown,
         )
+        if copies.size:
+            laid = replace(laid, copies=copies)
         return replace(laid, logit_index=_verified(plan, laid.starts)) if has_drafts else laid
 
     def span(

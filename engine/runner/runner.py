@@ -163,6 +163,7 @@ class LocalRunner:
             hidden_states=step.hidden_states,
             bad_rows=sampled.bad_rows,
             completed=sampled.completed,
+            candidates=sampled.candidates,
             forward_s=step.forward_s,
             sample_s=step.sample_s + time.perf_counter() - started,
             draft_s=step.draft_s,
@@ -241,6 +242,9 @@ class LocalRunner:
                 self._prompts[init.row] = init
             if init.hidden_states:
                 self._shown.add(init.row)
+        if plan.moves is not None:
+            self._table.move(plan.moves)
+            self._sampler.move(plan.moves)
         if len(plan.page_rows):
             self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
 

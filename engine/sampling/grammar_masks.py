@@ -13,7 +13,7 @@ allowed, so that the line does not count. Knows no logits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -122,6 +122,21 @@ class RowMasks:
         """Forget a row; dropping an unknown one is harmless."""
         self._constraints.pop(row, None)
         self._failed.pop(row, None)
+
+    def move(self, rows: Sequence[int], sources: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Let rows continue others, all at once, with these tokens."""
+        if not (self._constraints or self._failed):
+            return
+        held, failed = dict(self._constraints), dict(self._failed)
+        for row, source in zip(rows, sources, strict=True):
+            if row == source:
+                continue
+            self.drop_row(row)
+            if source in failed:
+                self._failed[row] = failed[source]
+            elif source in held:
+                self.add_row(replace(held[source].restarted(), row=row))
+        self.accept(np.array(rows, np.int32), np.array(token_ids, np.int64))
 
     def holds(self, row: int) -> bool:
         """Return whether the row has a constraint, or had one that failed."""

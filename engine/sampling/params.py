@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from remora.configs.errors import InvalidSampling
+from remora.engine.beams.params import BeamParams
 from remora.engine.tokens.stop_regex import check_stop_regex
 
 MAX_SEED = 2**64 - 1
@@ -49,6 +50,7 @@ class SamplingParams:
                       prefix reuse for the request, whose n is 1
     prompt_logprobs:  as `logprobs`, for each prompt token; disables prefix reuse for the request
     max_drafts:       most drafts of speculative decoding in a step, 0 = none; None = the engine's
+    beams:            beam search, which draws no tokens; the n best outputs arrive at the end
 
     Raises InvalidSampling, which names the field.
     """
@@ -83,6 +85,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     hidden_states: bool = False
     max_drafts: int | None = None
+    beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -94,6 +97,8 @@ class SamplingParams:
             )
         if self.hidden_states:
             self._check_hidden()
+        if self.beams is not None:
+            self._check_beams(self.beams)
         if self.custom_params and self.custom_logit_processor is None:
             raise InvalidSampling(
                 "custom_params needs custom_logit_processor, which is not set.",
@@ -116,6 +121,39 @@ class SamplingParams:
         for name in ("stop", "stop_regex"):  # the engine does not know where such an output ends
             if getattr(self, name):
                 raise InvalidSampling(f"{name} must be empty with hidden states.", name)
+
+    def _check_beams(self, beams: BeamParams) -> None:
+        if self.n > beams.width:
+            raise InvalidSampling(
+                f"n is {self.n}; a search with {beams.width} beams has as many outputs at most.",
+                "n",
+            )
+        for name, neutral in (
+            ("temperature", (0.0, 1.0)),
+            ("top_k", (0,)),
+            ("top_p", (1.0,)),
+            ("min_p", (0.0,)),
+            ("typical_p", (1.0,)),
+            ("infill", (False,)),
+            ("stop", ((),)),
+            ("stop_regex", ((),)),
+            ("hidden_states", (False,)),
+            ("custom_logit_processor", (None,)),
+        ):
+            if getattr(self, name) not in neutral:
+                raise InvalidSampling(
+                    f"{name} does not work together with beam search; leave it out"
+                    f"{', and use stop_token_ids' if name.startswith('stop') else ''}.",
+                    name,
+                )
+
+    def stop_ids(self, eos_token_ids: Set[int], *, constrained: bool) -> Set[int]:
+        """Return the tokens that end an output.
+
+        constrained:  whether a grammar ends it, by an end-of-sequence token
+        """
+        ends = frozenset[int]() if self.ignore_eos and not constrained else eos_token_ids
+        return ends | frozenset(self.stop_token_ids)
 
     def _check_numbers(self) -> None:
         for name, value, low, high in (
@@ -163,8 +201,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+        """Whether no token is drawn."""
+        return self.temperature == 0.0 or self.beams is not None
 
 
 def sequence_seed(seed: int, index: int) -> int:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from remora.configs.errors import InvalidSampling
+from remora.engine.beams.candidates import BeamLine, BeamLogits, FoundCandidates
+from remora.engine.beams.moves import BeamMoves
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.sampling.logit_edits import RowEdits, apply_edits
 from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
@@ -36,6 +38,7 @@ from remora.engine.spec.acceptance import DraftLines
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import (
     BoolArray,
+    Candidates,
     IntArray,
     LogprobRows,
     Request,
@@ -64,6 +67,7 @@ class SampleResult:
                 allowed, or its constraint failed. Its token and log-probabilities are meaningless;
                 the engine ends these requests, and only these, with an error.
     completed:  rows whose grammar is complete with their last token
+    candidates: beam -> its likeliest next tokens; it has no token
     """
 
     rows: IntArray
@@ -71,6 +75,7 @@ class SampleResult:
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class PendingSample:
     logprobs:  (lines that asked for log-probabilities, these)
     failed:    rows whose processor failed
     drafts:    of the rows, if any have some
+    beams:     candidates of lines of beams, if there are some
     """
 
     rows: IntArray
@@ -87,6 +93,7 @@ class PendingSample:
     logprobs: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
     failed: Mapping[int, RowFault] = field(default_factory=dict)
     drafts: DraftLines | None = None
+    beams: FoundCandidates | None = None
 
 
 def random_bits(seeds: SeedArray, positions: SeedArray) -> TokenArray:
@@ -154,6 +161,7 @@ class Sampler:
         self._filters: dict[int, RowFilter] = {}
         self._num_logprobs: dict[int, int] = {}
         self._spellings = spellings or Spellings(0, lambda _: b"")
+        self._beams: dict[int, tuple[int, int | None]] = {}  # row -> candidates, log-probabilities
         self._masks = RowMasks(
             max_rows=max_rows,
             vocab_size=vocab_size,
@@ -182,7 +190,10 @@ class Sampler:
             self._processed[row] = RowProcessor(name, self._processors[name], init)
         if sampling.has_filter:
             self._add_filter(row, sampling)
-        if sampling.logprobs is not None:
+        if sampling.beams is not None:
+            num_stops = len({*self._eos_token_ids, *sampling.stop_token_ids})
+            self._beams[row] = sampling.beams.num_candidates(num_stops), sampling.logprobs
+        elif sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
         self._masks.add_row(init)
         self._is_plain[row] = not (
@@ -190,6 +201,7 @@ class Sampler:
             or row in self._processed
             or row in self._filters
             or row in self._num_logprobs
+            or row in self._beams
             or self._masks.holds(row)
         )
 
@@ -209,7 +221,20 @@ class Sampler:
         self._processed.pop(row, None)
         self._filters.pop(row, None)
         self._num_logprobs.pop(row, None)
+        self._beams.pop(row, None)
         self._masks.drop_row(row)
+
+    def move(self, moves: BeamMoves) -> None:
+        """Let rows of beams continue others, all at once."""
+        rows, sources = moves.rows.tolist(), moves.sources.tolist()
+        token_ids = moves.token_ids.tolist()
+        edits, beams = dict(self._edits), dict(self._beams)
+        for row, source, token_id in zip(rows, sources, token_ids, strict=True):
+            self._beams[row] = beams[source]
+            self._temperature[row], self._is_plain[row] = 0.0, False
+            if source in edits:
+                self._edits[row] = edits[source].after(token_id)
+        self._masks.move(rows, sources, token_ids)
 
     def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
         """Return how many of the drafts of each (row, drafts) its constraint does not exclude.
@@ -268,6 +293,7 @@ class Sampler:
                 one more
         """
         raw = self._raw_logits(logits, rows)
+        beams = self._beam_logits(logits, rows) if self._beams else None
         masks = self._masks.take(rows, drafts)
         if masks is not None:
             self.token_sampler.kernels.mask_tokens(logits, masks.lines, masks.words)
@@ -281,6 +307,7 @@ class Sampler:
         for line, row in enumerate(rows.tolist() if self._filters else ()):
             if row in self._filters:
                 self._filters[row].run(logits[line])
+        found = None if beams is None else beams.find(logits)
         (prepared, draws), self._prepared = self._prepared, (None, None)
         if prepared is not rows:
             draws = self._draws(rows, None if drafts is None else drafts.offsets)
@@ -296,6 +323,7 @@ class Sampler:
             ),
             failed=failed,
             drafts=drafts,
+            beams=found,
         )
 
     def finish(self, pending: PendingSample, gone: Collection[int] = ()) -> SampleResult:
@@ -309,16 +337,23 @@ class Sampler:
         if pending.drafts is not None:
             kept = pending.drafts.kept(token_ids, faults)
             faults = {line: fault for line, fault in faults.items() if kept[line]}
+        candidates: dict[int, Candidates] = {}
+        if pending.beams is not None:
+            candidates = pending.beams.take(self.token_sampler.kernels)
+            kept = np.ones(len(rows), np.bool_) if kept is None else kept
+            kept[list(candidates)] = False
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
         bad_rows |= pending.failed
         new = slice(None) if kept is None else kept
         ends = self._masks.accept(rows[new], token_ids[new], unsampled={*bad_rows, *gone})
-        if pending.drafts is not None and kept is not None:
+        if kept is not None:
             for row, count in ends.cut.items():
+                assert pending.drafts is not None
                 kept[(pending.drafts.rows == row) & (pending.drafts.offsets >= count)] = False
             rows, token_ids = rows[kept], token_ids[kept]
-            np.add.at(self._num_outputs, rows, 1)
+            if pending.drafts is not None:
+                np.add.at(self._num_outputs, rows, 1)
         self._note_tokens(rows, token_ids, gone)
         return SampleResult(
             rows=rows,
@@ -326,7 +361,17 @@ class Sampler:
             logprobs=_by_row(pending, kept),
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
+            candidates={row_list[line]: found for line, found in candidates.items()},
         )
+
+    def _beam_logits(self, logits: Tensor, rows: IntArray) -> BeamLogits | None:
+        """Turn logits of beams into log-probabilities, if there are beams among the rows."""
+        lines = [
+            BeamLine(line, *self._beams[row])
+            for line, row in enumerate(rows.tolist())
+            if row in self._beams
+        ]
+        return BeamLogits.begin(logits, lines) if lines else None
 
     def _process(self, logits: Tensor, rows: IntArray) -> dict[int, RowFault]:
         """Run the processors of `rows` over their logits; return the rows that failed."""

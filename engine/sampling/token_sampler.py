@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.types import (
+    NO_TOKEN_LEFT,
     NOT_FINITE,
     BoolArray,
     FloatArray,
@@ -29,8 +30,6 @@ from remora.engine.types import (
 )
 
 DoubleArray = npt.NDArray[np.float64]
-
-NO_TOKEN_LEFT = RowFault("no token is allowed next", of_request=True)
 
 
 class SamplingKernels(Protocol):

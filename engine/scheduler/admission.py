@@ -127,6 +127,9 @@ def can_start(
 def _demand(seq: Sequence, kv: KVCache, reserve: ReserveRatio, *, is_full: bool) -> Demand:
     table = seq.table
     num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
+    if seq.beams is not None:
+        num_held = seq.beams.num_held(num_pages - table.num_matched) if seq.index == 0 else 0
+        return Demand(held=num_held * kv.page_size, growth=0)
     certain = (
         is_full
         or seq.request.sampling.ignore_eos

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceABC
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.cache import KVCache
+from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.sequence import Sequence
 
 
@@ -40,16 +41,23 @@ def check_tokens(
         raise InvariantViolated("the set of sequences with prompts to compute is wrong")
 
 
+def check_adapters(running: Iterable[Sequence], adapters: AdapterSlots) -> None:
+    """Raise InvariantViolated unless the adapters in use are those of running sequences."""
+    lora_ids = (seq.request.lora_id for seq in running)
+    adapters.check_integrity(dict(Counter(lora_id for lora_id in lora_ids if lora_id)))
+
+
 def check_pages(running: SequenceABC[Sequence], kv: KVCache) -> None:
     """Raise InvariantViolated unless sequences hold the pages that the cache counts."""
     kv.check_integrity()
-    owned = [page for seq in running for page in seq.table.owned]
+    searches = {seq.beams for seq in running if seq.beams is not None}
+    tables = [*(seq.table for seq in running), *(t for beams in searches for t in beams.tables)]
+    owned = [page for table in tables for page in table.owned]
     if len(set(owned)) != len(owned) or len(owned) != kv.num_owned:
         raise InvariantViolated("a page is owned by two sequences, or by none")
     if any(seq.num_computed > len(seq.table.pages) * kv.page_size for seq in running):
         raise InvariantViolated("a sequence has computed more than its pages hold")
     if kv.windows is not None:
-        tables = (seq.table for seq in running)
         kv.windows.check_users(
             Counter(page for table in tables for page in table.windows[table.first_window :])
         )

@@ -31,3 +31,31 @@ def output_of(
         drafts=seq.drafts,
         predicted=seq.predicted,
     )
+
+
+def news_of(
+    seq: Sequence,
+    run: tuple[int, ...],
+    logprobs: LogprobRows | None,
+    *,
+    is_first: bool,
+    stop_token_id: int | None,
+) -> SequenceOutput:
+    """Return the output of a sequence with new tokens; `is_first`: with its first ones."""
+    has_more = is_first or seq.is_finished or logprobs is not None or seq.request.prediction_ids
+    if not has_more:  # most are so
+        return SequenceOutput(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            token_ids=run,
+            num_cached_tokens=seq.num_cached_tokens or 0,
+            queue_s=seq.queue_s or 0.0,
+            drafts=seq.drafts,
+        )
+    return output_of(
+        seq,
+        token_ids=run,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
+        stop_token_id=stop_token_id,
+    )

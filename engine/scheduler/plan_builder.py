@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceABC
 import numpy as np
 
 from remora.configs.errors import InvariantViolated
+from remora.engine.beams.moves import BeamMoves
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.types import (
     NO_DRAFTS,
@@ -49,6 +50,7 @@ class PlanBuilder:
         self._counts: dict[Sequence, int] = {}
         self._drafts: dict[Sequence, SequenceABC[int]] = {}
         self._loads: dict[int, int] = {}
+        self._moves: BeamMoves | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -112,6 +114,11 @@ class PlanBuilder:
         """Load an adapter into a slot, even if its sequence is cancelled later."""
         self._loads[slot] = lora_id
 
+    def move(self, moves: BeamMoves | None, new_pages: Mapping[Sequence, list[int]]) -> None:
+        """Move beams, which get these pages after their move."""
+        self._moves = moves
+        self._pages |= new_pages
+
     def cancel(self, seq: Sequence) -> int:
         """Remove a preempted sequence; return its tokens, 0 if it was not planned."""
         count = self._counts.pop(seq, 0)
@@ -172,6 +179,7 @@ class PlanBuilder:
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
             num_drafts=_ints(len(drafts.get(seq, ())) for seq in order) if drafts else NO_DRAFTS,
             draft_ids=_drafts_in(order, drafts) if drafts else NO_TOKENS,
+            moves=self._moves,
         )
         return plan, rows
 

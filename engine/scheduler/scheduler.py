@@ -16,7 +16,7 @@ Knows sequences and page counts. Knows nothing of tensors, threads, text or time
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Container, Iterable
 
 from remora.configs.errors import InvariantViolated
@@ -32,10 +32,16 @@ from remora.engine.scheduler.admission import (
 )
 from remora.engine.scheduler.admission_order import WaitingOrder
 from remora.engine.scheduler.admission_pace import Refusal
+from remora.engine.scheduler.beam_searches import BeamSearches, every_output
 from remora.engine.scheduler.fair_shares import MAX_SCORED_TOKENS, FairShares
 from remora.engine.scheduler.in_flight import InFlightStep
-from remora.engine.scheduler.integrity import check_pages, check_rows, check_tokens
-from remora.engine.scheduler.outputs import output_of
+from remora.engine.scheduler.integrity import (
+    check_adapters,
+    check_pages,
+    check_rows,
+    check_tokens,
+)
+from remora.engine.scheduler.outputs import news_of, output_of
 from remora.engine.scheduler.plan_builder import PlanBuilder
 from remora.engine.scheduler.priority import waiting_key
 from remora.engine.scheduler.sequence import Sequence, running_rows
@@ -76,12 +82,8 @@ class Scheduler:
         self.adapters = adapters or AdapterSlots(0)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_generated_tokens = 0
-        self.num_finished = 0
-        self.num_aborted = 0
+        self.num_preemptions = self.num_finished = self.num_aborted = 0
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.reserve = ReserveRatio(conservativeness, rules.reserve)
         self._rules = rules
         self._order = WaitingOrder(rules.policy, seed=seed)
@@ -92,12 +94,11 @@ class Scheduler:
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
         self.in_flight: deque[InFlightStep] = deque()
-        self._num_steps = 0
-        self._num_waiting_tokens = 0
+        self._num_steps = self._num_waiting_tokens = self._num_evictions = 0
         self._prompts: set[Sequence] = set()
         self._refusal = Refusal()
-        self._num_evictions = 0
         self.shares = FairShares()
+        self._searches = BeamSearches(self._eos_token_ids)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -124,11 +125,11 @@ class Scheduler:
         seq.num_queued_tokens = uncached_tokens(seq, self.kv)
         self._num_waiting_tokens += seq.num_queued_tokens
 
-    def abort(self, seq: Sequence) -> SequenceOutput:
+    def abort(self, seq: Sequence) -> list[SequenceOutput]:
         """End a waiting or running sequence and free its pages. Only between steps."""
         self.num_aborted += 1
         self._end(seq, FinishReason.ABORT)
-        return output_of(seq)
+        return every_output(output_of(seq), seq)
 
     def _backlogged(self) -> set[str]:
         """Return the tenants that have prompts to compute."""
@@ -140,9 +141,8 @@ class Scheduler:
         check_pages(self.running, self.kv)
         check_rows(self.running, self.waiting, self._free_rows)
         check_tokens(self.running, self.waiting, self._prompts, self._num_waiting_tokens)
-        self.adapters.check_integrity(
-            dict(Counter(seq.request.lora_id for seq in self.running if seq.request.lora_id))
-        )
+        check_adapters(self.running, self.adapters)
+        self._searches.check_integrity()
 
     # -- before a step -----------------------------------------------------------------------
 
@@ -179,6 +179,7 @@ class Scheduler:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
+        step.move(*self._searches.take_moves())
         plan, rows = step.launch(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
         self.in_flight.append(InFlightStep(plan, rows))
@@ -219,7 +220,7 @@ class Scheduler:
     ) -> None:
         """Give a running sequence its share of the step; preempts until it has its pages."""
         while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
-            victim = self.shares.victim(self.running)
+            victim = self.shares.victim(other for other in self.running if not other.is_pinned)
             self._evict(victim, step)
             if victim is seq:
                 return
@@ -269,7 +270,7 @@ class Scheduler:
         room = step.prompt_room(whole=whole)
         if room == 0:
             return Start.FULL
-        if seq.leader is not None and not _is_ready(seq.leader):
+        if seq.waits_for_leader:
             return Start.DONE
         if seq.request.lora_id and not self.adapters.has_room(seq.request.lora_id):
             if seq.num_skipped >= MAX_SKIPPED:
@@ -287,7 +288,7 @@ class Scheduler:
         return Start.DONE
 
     def _try_admit(self, seq: Sequence, step: PlanBuilder) -> bool:
-        if not self._free_rows:
+        if len(self._free_rows) < seq.num_rows:
             return False
         if not seq.computes_prompt:
             known = seq.token_ids[: seq.num_tokens - 1]  # at least one token must be computed
@@ -298,17 +299,15 @@ class Scheduler:
         if not fits and not self.shares.is_on:
             self._refusal.note(self._num_steps)
         pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
-        if pages is None:
+        if pages is None or not (seq.beams is None or seq.beams.reserve(self.kv)):
             self._forget_pages(seq)
             return False
         self._leave_queue(seq)
         self._order.on_start(seq, self.waiting)
-        self.running.append(seq)
         self._prompts.add(seq)
-        seq.row = self._free_rows.pop()
-        seq.num_starts += 1
+        for starting in (seq, *self._searches.start(seq)):
+            self._take_row(starting, step)
         self.kv.note_hit(seq.table)
-        self._enter_slot(seq, step)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
             self.num_prompt_tokens += seq.num_prompt_tokens
@@ -319,7 +318,10 @@ class Scheduler:
             self.shares.charge(seq.request.tenant, count)
         return True
 
-    def _enter_slot(self, seq: Sequence, step: PlanBuilder) -> None:
+    def _take_row(self, seq: Sequence, step: PlanBuilder) -> None:
+        self.running.append(seq)
+        seq.row = self._free_rows.pop()
+        seq.num_starts += 1
         lora_id = seq.request.lora_id
         if lora_id:
             seq.adapter_slot, is_new = self.adapters.acquire(lora_id)
@@ -331,6 +333,7 @@ class Scheduler:
     def _preempt_for(self, seq: Sequence, step: PlanBuilder) -> bool:
         """Preempt for higher priority or a tenant's share, if that makes enough room."""
         weaker = self.shares.giving_way(self.running, seq, self._preemption_gap)
+        weaker = [other for other in weaker if not other.is_pinned]
         for count in range(1, len(weaker) + 1):
             leaving = weaker[:count]
             staying = [other for other in self.running if other not in leaving]
@@ -365,6 +368,8 @@ class Scheduler:
         self.add(seq)
 
     def _forget_pages(self, seq: Sequence) -> None:
+        if seq.beams is not None:
+            seq.beams.release(self.kv)
         self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
         seq.num_computed = seq.num_in_flight_tokens = seq.num_pending_outputs = 0
         if seq.wants_prompt_logprobs:
@@ -377,6 +382,8 @@ class Scheduler:
     def _leave_row(self, seq: Sequence) -> None:
         if seq.row is None:
             raise InvariantViolated(f"{seq.request.request_id} has no row to free")
+        for mate in self._searches.end(seq):
+            self._leave_row(mate)
         self.running.remove(seq)
         self._prompts.discard(seq)
         self._refusal.forget()
@@ -395,7 +402,9 @@ class Scheduler:
             self._leave_queue(seq)
         else:
             self._leave_row(seq)
-        if keep_cached:
+        if seq.beams is not None:
+            seq.beams.release(self.kv)
+        if keep_cached and not seq.is_pinned:
             self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
         else:
             self.kv.release(seq.table)
@@ -430,7 +439,7 @@ class Scheduler:
             run = runs.get(row)
             if run is not None:
                 seq.num_pending_outputs -= 1
-            if row in result.bad_rows:
+            if row in result.bad_rows and seq.beams is None:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)
                 outputs.append(output_of(seq, error=result.bad_rows[row]))
@@ -443,6 +452,13 @@ class Scheduler:
                 outputs.append(
                     self._accept(seq, run, logprobs.get(row), is_complete=row in completed)
                 )
+        for root, ends in self._searches.apply(step, result):
+            self.num_generated_tokens += root.num_rows
+            if ends and (reason := ends[0].finish_reason) is not None:
+                self.num_aborted += reason is FinishReason.ABORT
+                self.num_finished += 0 if reason is FinishReason.ABORT else len(ends)
+                self._end(root, reason)
+                outputs += ends
         if self._prompts:
             self._prompts.difference_update(
                 [seq for seq in self._prompts if seq.num_pending <= 1 and seq.prompt_is_computed]
@@ -477,23 +493,6 @@ class Scheduler:
             stopped = is_complete or is_stop_token
             self.num_finished += 1
             self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
-        elif not (is_first or logprobs is not None or seq.request.prediction_ids):
-            return SequenceOutput(
-                request_id=seq.request.request_id,
-                index=seq.index,
-                token_ids=run,
-                num_cached_tokens=seq.num_cached_tokens or 0,
-                queue_s=seq.queue_s or 0.0,
-                drafts=seq.drafts,
-            )
-        return output_of(
-            seq,
-            token_ids=run,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
-            stop_token_id=token if is_stop_token else None,
+        return news_of(
+            seq, run, logprobs, is_first=is_first, stop_token_id=token if is_stop_token else None
         )
-
-
-def _is_ready(leader: Sequence) -> bool:
-    return leader.is_finished or leader.prompt_is_computed

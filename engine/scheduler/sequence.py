@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from remora.engine.beams.pages import BeamPages
 from remora.engine.kv.cache import PageTable
 from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
 from remora.engine.types import (
@@ -48,6 +49,7 @@ class Sequence:
     prompt_logprob_parts:  of each chunk, when requested
     drafts:                its verified drafts
     predicted:             tokens of the request's prediction that became output, and that did not
+    beams:                 of a beam search: the pages of all of its beams
     longest:               prompt and output tokens at which it ends
     """
 
@@ -80,6 +82,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     drafts: DraftCounts = NONE_VERIFIED
     predicted: tuple[int, int] = (0, 0)
+    beams: BeamPages | None = None
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,9 +120,31 @@ class Sequence:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its last output token is pending, so that nothing is left to compute."""
+        """Whether its last output token is pending, so that nothing is left to compute.
+
+        A beam is awaited after each step, until its search has chosen its next token.
+        """
         pending = self.num_pending_outputs
+        if self.beams is not None:
+            return pending > 0 or len(self.token_ids) == self.num_computed
         return pending > 0 and len(self.token_ids) + pending >= self.longest
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether it would have to compute a prompt that it can borrow later."""
+        leader = self.leader
+        return leader is not None and not (leader.is_finished or leader.prompt_is_computed)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it cannot be preempted: it is a beam, or is to become one."""
+        return self.beams is not None and (self.beams.has_begun or self.index > 0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it takes when it starts."""
+        beams = self.request.sampling.beams
+        return 1 if beams is None else beams.width
 
     @property
     def is_finished(self) -> bool:

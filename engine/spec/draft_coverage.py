@@ -41,6 +41,8 @@ class DraftCoverage:
                 num_complete = len(pages) if complete.all() else int(complete.argmin())
                 self._counts[init.row] = num_complete * size
                 self._marked[init.row] = num_complete
+        if plan.moves is not None:  # beams have no drafts
+            self._counts[plan.moves.rows] = self._marked[plan.moves.rows] = 0
         counts = np.minimum(self._counts[rows], starts)
         self._counts[rows] = counts
         full = counts // size

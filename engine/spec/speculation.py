@@ -29,9 +29,11 @@ PREDICTION = "prediction"  # source of the drafts that requests bring
 def can_draft(request: Request) -> bool:
     """Return whether several tokens of a request can be sampled in one step.
 
-    A logit processor is the operator's code, which may keep state that cannot go back.
+    A logit processor is the operator's code, which may keep state that cannot go back. Beams are
+    chosen together, one token at a time.
     """
-    return request.sampling.custom_logit_processor is None
+    sampling = request.sampling
+    return sampling.custom_logit_processor is None and sampling.beams is None
 
 
 class Speculation:

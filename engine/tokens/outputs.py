@@ -86,6 +86,7 @@ class _SequenceText:
         self._queue_s = 0.0
         self._drafts = NONE_VERIFIED
         self._predicted = 0, 0
+        self._score: float | None = None
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._token_ids: list[int] = []
@@ -106,7 +107,7 @@ class _SequenceText:
             self._prompt_logprobs = _prompt_lines(event)
         if event.hidden_states is not None:
             self._hidden_states = event.hidden_states
-        self._pooled = event.pooled
+        self._pooled, self._score = event.pooled, event.score
         num_taken = self._take_tokens(event)
         if event.token_ids:
             # A step's last token is no draft, and those after a stop string are no output.
@@ -136,6 +137,7 @@ class _SequenceText:
             queue_s=self._queue_s,
             drafts=self._drafts,
             predicted=self._predicted,
+            score=self._score,
         )
         self._token_ids, self._text, self._logprobs = [], "", []
         self._prompt_logprobs = None

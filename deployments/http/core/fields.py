@@ -110,6 +110,14 @@ def _check_params(value: Any) -> dict[str, Any] | None:
     return value
 
 
+def _check_early_stopping(value: Any) -> bool | Literal["never"] | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if value == "never":
+        return "never"
+    raise fault('must be true, false or "never"')
+
+
 def _check_path(value: str) -> str:
     if _CONTROL.search(value):
         raise fault("contains a control character or half a surrogate pair")
@@ -143,6 +151,11 @@ Params = Annotated[
     dict[str, Any] | None, PlainValidator(_check_params), WithJsonSchema({"type": "object"})
 ]
 Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
+EarlyStopping = Annotated[
+    bool | Literal["never"] | None,
+    PlainValidator(_check_early_stopping),
+    WithJsonSchema({"type": ["boolean", "string"]}),
+]
 
 
 class Body(BaseModel):
@@ -175,6 +188,19 @@ class SamplingBody(Body):
     spaces_between_special_tokens: bool | None = None
     n: NumOutputs | None = None
     max_drafts: Count | None = None
+    use_beam_search: bool | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping = None
+    num_beam_groups: Count | None = None
+    diversity_penalty: float | None = None
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the request asks for beam search: by name, or by a number of beams."""
+        if self.use_beam_search is not None:
+            return self.use_beam_search
+        return (self.num_beams or 1) > 1
 
 
 class StreamOptions(Body):

@@ -78,6 +78,9 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
         _SAMPLING,
         (
             ("use_beam_search", (False,)),
+            ("num_beams", (1,)),
+            ("num_beam_groups", (1,)),
+            ("diversity_penalty", (0.0, 0)),
             ("length_penalty", (1.0, 1)),
             ("early_stopping", (False,)),
             ("stop_regex", _EMPTY),

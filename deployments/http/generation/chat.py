@@ -82,7 +82,8 @@ def _check(server: ServerState, body: ChatBody, use: ToolUse) -> None:
     )
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    is_drawn = not body.is_beam_search
+    if is_drawn and body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "best_of is supported only when it equals n.")
     found = constraint_of(body)
     if use.is_forced and found is not None and found[1] != RESPONSE_FORMAT:

@@ -50,7 +50,7 @@ def _check(body: CompletionBody) -> None:
 
 
 def _check_best_of(body: CompletionBody, n: int) -> None:
-    if body.best_of is None or body.best_of == n:
+    if body.best_of is None or body.best_of == n or body.is_beam_search:
         return
     if body.best_of < n:
         message = f"best_of ({body.best_of}) must not be less than n ({n})."
@@ -62,7 +62,7 @@ def _check_best_of(body: CompletionBody, n: int) -> None:
 
 def _sampling(server: ServerState, body: CompletionBody, max_tokens: int) -> SamplingParams:
     n = body.n or 1
-    num_made = max(n, body.best_of or n)
+    num_made = n if body.is_beam_search else max(n, body.best_of or n)
     scored_by = 0 if num_made > n else None  # `best` ranks by log-probability
     return openai_sampling(
         body,

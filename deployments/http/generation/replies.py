@@ -53,6 +53,7 @@ class Reply:
     num_reasoning_tokens:  set at the end of the reply
     drafts:                verified drafts so far
     predicted:             tokens of the prediction that became output, and that did not
+    score:                 by which outputs of a beam search are ranked
     written:               log-probabilities in an API's format so far, by field name
     """
 
@@ -75,6 +76,7 @@ class Reply:
     num_reasoning_tokens: int = 0
     drafts: DraftCounts = NONE_VERIFIED
     predicted: tuple[int, int] = (0, 0)
+    score: float | None = None
     written: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
@@ -98,7 +100,7 @@ class Reply:
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
         self.drafts = output.drafts
-        self.predicted = output.predicted
+        self.predicted, self.score = output.predicted, output.score
         if output.logprobs:
             self.logprobs += output.logprobs
         if output.prompt_logprobs:

@@ -65,7 +65,7 @@ class ResumableAnswer:
 def _is_exact(sampling: SamplingParams) -> bool:
     is_exact = sampling.temperature == 0 or sampling.seed is not None
     has_lines = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    return is_exact and sampling.n == 1 and not has_lines
+    return is_exact and sampling.beams is None and sampling.n == 1 and not has_lines
 
 
 def _write(lora_id: int, events: Sequence[SequenceOutput]) -> bytes:

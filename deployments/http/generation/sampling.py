@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.core.field_names import retold
 from remora.deployments.http.core.fields import OpenAIBody, SamplingBody
+from remora.engine.beams.params import BeamParams
 from remora.engine.types import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from remora.deployments.http.generation.server_state import ServerState
     from remora.engine.tokens.tokenizer import Tokenizer
 
+# Defaults of these do not apply to beam search, which draws no tokens.
+_OF_DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+# Values of beam search's fields that mean nothing without it.
+_WITHOUT_BEAMS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "num_beams": (1,),
+        "length_penalty": (1.0,),
+        "early_stopping": (False,),
+        "num_beam_groups": (1,),
+        "diversity_penalty": (0.0,),
+    }
+)
 _FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 
@@ -29,12 +43,14 @@ def sampling_params(
     vocab_size: int,
     names: Mapping[str, str] | None = None,
     prefix: str = "",
+    beams: BeamParams | None = None,
     **given: Any,
 ) -> SamplingParams:
     """Return the SamplingParams of one request.
 
     defaults:  the model's generation_config
     given:     parameters whose field names differ by dialect: max_tokens, min_tokens, seed, ...
+    beams:     of a beam search, as `beam_params` returns them; None = tokens are drawn
     names:     parameter -> the caller's field name; other parameters get `prefix`
 
     Raises InvalidSampling and InvalidRequest, with the caller's names.
@@ -51,7 +67,8 @@ def sampling_params(
 
     def pick(name: str, neutral: float) -> Any:
         explicit = getattr(fields, name)
-        value = explicit if explicit is not None else defaults.get(name)
+        recommended = None if beams is not None and name in _OF_DRAWING else defaults.get(name)
+        value = explicit if explicit is not None else recommended
         return neutral if value is None else value
 
     try:
@@ -73,10 +90,45 @@ def sampling_params(
             custom_logit_processor=fields.custom_logit_processor,
             custom_params=fields.custom_params or {},
             max_drafts=fields.max_drafts,
+            beams=beams,
             **{"n": fields.n or 1, **given},
         )
     except InvalidSampling as error:
         raise retold(error, callers) from None
+
+
+def beam_params(
+    fields: SamplingBody, *, n: int, best_of: int | None = None, prefix: str = ""
+) -> BeamParams | None:
+    """Return the parameters of the beam search that a body asks for; None = it does not.
+
+    n:        outputs in the response
+    best_of:  beams, unless `num_beams` says how many
+
+    Raises InvalidSampling and InvalidRequest, with the caller's names.
+    """
+    if not fields.is_beam_search:
+        for name, harmless in _WITHOUT_BEAMS.items():
+            if getattr(fields, name) not in (None, *harmless):
+                raise InvalidRequest(
+                    f"{prefix}{name} belongs to beam search; set {prefix}use_beam_search to true, "
+                    "or leave it out.",
+                    f"{prefix}{name}",
+                )
+        return None
+    given: dict[str, Any] = {
+        "length_penalty": fields.length_penalty,
+        "early_stopping": fields.early_stopping,
+        "num_groups": fields.num_beam_groups,
+        "diversity_penalty": fields.diversity_penalty,
+    }
+    width = fields.num_beams if fields.num_beams is not None else max(n, best_of or n)
+    try:
+        return BeamParams(
+            width=width, **{name: value for name, value in given.items() if value is not None}
+        )
+    except InvalidSampling as error:
+        raise retold(error, lambda name: prefix + name) from None
 
 
 def openai_sampling(
@@ -90,7 +142,7 @@ def openai_sampling(
     **given: Any,
 ) -> SamplingParams:
     """Return the SamplingParams of a chat or text completion; `given` as in `sampling_params`."""
-    tokenizer = server.tokenizer
+    tokenizer, n = server.tokenizer, fields.n or 1
     allowed = fields.allowed_token_ids or ()
     check_vocabulary(allowed, tokenizer.vocab_size, "allowed_token_ids")
     return sampling_params(
@@ -107,6 +159,7 @@ def openai_sampling(
         bad_words_ids=_runs(tokenizer, fields.bad_words or ()),
         allowed_token_ids=tuple(allowed),
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
+        beams=beam_params(fields, n=n, best_of=fields.best_of),
         **given,
     )
 

@@ -49,6 +49,8 @@ class LightParameters(SamplingBody):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     seed: Seed | None = None
     best_of: NumOutputs | None = None
+    do_beam: bool | None = None
+    do_beam_search: bool | None = None
     stop_sequences: Annotated[
         list[str] | list[int] | None,
         PlainValidator(_check_stops),
@@ -81,8 +83,15 @@ class LightParameters(SamplingBody):
 
     @property
     def num_drawn(self) -> int:
-        """The number of sequences to generate."""
+        """The number of sequences to generate; those of a beam search are all in the response."""
+        if self.is_beam_search:
+            return self.n or 1
         return self.best_of or self.n or 1
+
+    @property
+    def is_beam_search(self) -> bool:
+        """Whether the request asks for beam search, by any of its names."""
+        return bool(self.do_beam or self.do_beam_search) or super().is_beam_search
 
     @property
     def num_shown(self) -> int:

@@ -28,6 +28,7 @@ from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import (
     as_seed,
+    beam_params,
     check_vocabulary,
     sampling_params,
 )
@@ -80,6 +81,8 @@ class LightJob(Job):
             "finish_reason": _bare([_finish_reason(reply.finish_reason) for reply in shown]),
             "prompt_tokens": len(self.prompt_ids),
         }
+        if shown[0].score is not None:
+            answer["beam_score"] = _bare([reply.score for reply in shown])
         if parameters.return_details:
             answer["tokens"] = _bare([self._tokens(reply) for reply in shown])
         entries = replies.prompt_logprobs(shown[0])
@@ -198,6 +201,9 @@ def _sampling(server: ServerState, body: LightBody) -> SamplingParams:
         prompt_logprobs=0 if server.config.api.prompt_logprobs and not body.stream else None,
         allowed_token_ids=tuple(allowed),
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
+        beams=beam_params(
+            parameters, n=parameters.num_shown, best_of=parameters.best_of, prefix=PREFIX
+        ),
     )
 
 

@@ -41,6 +41,8 @@ class ChoiceWriter:
             "finish_reason": self._finish_reason(reply.reason),
             "stop_reason": reply.stop_reason,
         }
+        if reply.score is not None:
+            value["beam_score"] = reply.score
         if self._body.return_token_ids:
             value["token_ids"] = reply.token_ids
         return value
@@ -78,6 +80,8 @@ class ChoiceWriter:
             last = _piece(output.index, {})
             last["finish_reason"] = self._finish_reason(reply.reason)
             last["stop_reason"] = output.stop_reason
+            if output.score is not None:
+                last["beam_score"] = output.score
             pieces.append(last)
         return pieces
 

@@ -181,7 +181,8 @@ class _ChoiceWriter:
         if self._completion.is_dry and ended.finish_reason is FinishReason.STOP:
             # The extra token was an end of sequence; the answer ends at its limit of 0 tokens.
             return {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
-        return {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+        ending = {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+        return ending if ended.score is None else {**ending, "beam_score": ended.score}
 
     def _echo(self, reply: Reply) -> str:
         echoes = self._completion.echoes

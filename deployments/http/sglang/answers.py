@@ -114,6 +114,8 @@ class AnswerWriter:
             meta["e2e_latency"] = time.monotonic() - self._options.started
             if self._options.shows_drafts:
                 meta |= _drafts(reply.drafts)
+        if reply.score is not None:
+            meta["beam_score"] = reply.score
         if reply.finish_reason is not None and reply.hidden_states is not None:
             states = reply.hidden_states.tolist()
             num_prompt = len(prompt.ids)

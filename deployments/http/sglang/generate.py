@@ -27,7 +27,11 @@ from remora.deployments.http.generation.request import (
 )
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, sampling_params
+from remora.deployments.http.generation.sampling import (
+    as_seed,
+    beam_params,
+    sampling_params,
+)
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.sglang.answers import AnswerOptions, AnswerWriter, Prompt
 from remora.deployments.http.sglang.bodies import GenerateBody, PromptOptions
@@ -143,6 +147,7 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
         prompt_logprobs=top if options.logprob_start_len >= 0 else None,
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
         hidden_states=bool(body.return_hidden_states),
+        beams=beam_params(fields, n=fields.n or 1, prefix=PREFIX),
     )
 
 

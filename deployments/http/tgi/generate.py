@@ -28,7 +28,11 @@ from remora.deployments.http.generation.request import (
 )
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, sampling_params
+from remora.deployments.http.generation.sampling import (
+    as_seed,
+    beam_params,
+    sampling_params,
+)
 from remora.deployments.http.generation.server_state import ServedModel, ServerState
 from remora.deployments.http.generation.token_stream import TextToken, tokens_of, tokens_of_output
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
@@ -234,6 +238,7 @@ def _sampling(server: ServerState, body: TgiBody, seed: int | None) -> SamplingP
         logprobs=(parameters.top_n_tokens or 0) if is_scored else None,
         prompt_logprobs=0 if parameters.decoder_input_details else None,
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
+        beams=beam_params(parameters, n=parameters.best_of or 1, prefix=PREFIX),
     )
 
 

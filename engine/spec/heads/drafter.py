@@ -101,6 +101,8 @@ class HeadDrafter:
         """Follow the step before, and draft for rows with PENDING drafts; see `Drafter`."""
         self._stops.begin(plan)
         gone = {*plan.dropped.tolist(), *(init.row for init in plan.added)}
+        if plan.moves is not None:  # beams have no drafts
+            gone |= {*plan.moves.rows.tolist()}
         for row in gone:
             self._kept.pop(row, None)
         if self._before is not None:

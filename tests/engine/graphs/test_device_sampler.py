@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import HostStream
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, Draws, HostTokenSampler
-from remora.engine.types import NOT_FINITE
+from remora.engine.sampling.token_sampler import Draws, HostTokenSampler
+from remora.engine.types import NO_TOKEN_LEFT, NOT_FINITE
 from remora.kernels import sampling as sampling_kernels
 
 CPU = HostStream(torch.device("cpu"))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from remora.engine.beams.moves import BeamMoves
 from remora.engine.parallel.wire import Step
 from remora.engine.types import RowInit, SamplingParams, SlotLoad, StepPlan
 
@@ -26,6 +27,8 @@ def make_steps(draw: st.DrawFn) -> Step:
     windows = draw(st.one_of(st.just([]), st.just([page for page, _ in pages])))
     sampled = draw(st.lists(st.tuples(INT32, TOKENS), max_size=9))
     drafts = draw(st.one_of(st.just([]), st.just([1] * len(places))))
+    moves = draw(st.lists(st.tuples(INT32, INT32, INT32, TOKENS), max_size=4))
+    copies = draw(st.lists(st.tuples(INT32, INT32), max_size=4)) if moves else []
     prompts = draw(st.lists(st.lists(TOKENS, max_size=20), max_size=4))
     added = tuple(
         RowInit(
@@ -55,6 +58,15 @@ def make_steps(draw: st.DrawFn) -> Step:
             SlotLoad(slot, lora_id)
             for slot, lora_id in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
         ),
+        moves=BeamMoves(
+            rows=_int32([move[0] for move in moves]),
+            sources=_int32([move[1] for move in moves]),
+            num_kept=_int32([move[2] for move in moves]),
+            token_ids=np.array([move[3] for move in moves], np.int64),
+            copies=np.array(copies, np.int32).reshape(-1, 2).T,
+        )
+        if moves
+        else None,
     )
     return Step(
         plan, _int32([row for row, _ in sampled]), np.array([t for _, t in sampled], np.int64)
@@ -64,7 +76,7 @@ def make_steps(draw: st.DrawFn) -> Step:
 def as_sent(step: Step) -> Any:
     """What a follower needs of a step, as something that can be compared."""
     plan = step.plan
-    arrays = (
+    arrays: tuple[Any, ...] = (
         plan.page_rows,
         plan.page_ids,
         plan.window_ids,
@@ -75,6 +87,9 @@ def as_sent(step: Step) -> Any:
         plan.num_drafts,
         plan.draft_ids,
     )
+    moves = plan.moves
+    if moves is not None:
+        arrays += moves.rows, moves.sources, moves.token_ids, moves.num_kept, moves.copies
     return (
         plan.step_id,
         plan.loads,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT
-from remora.engine.types import FinishReason, Request
+from remora.engine.types import NO_TOKEN_LEFT, FinishReason, Request
 from tests.engine.sampling.constrained import (
     EOS,
     MARK,

@@ -13,7 +13,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from remora.configs.errors import InvalidSampling
 from remora.engine.sampling.sampler import check_token_ids, random_bits
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, SamplingKernels, describe
+from remora.engine.sampling.token_sampler import SamplingKernels, describe
+from remora.engine.types import NO_TOKEN_LEFT
 from tests.engine.sampling.constrained import ToyGrammar, ids, make_request
 from tests.engine.sampling.sampled import (
     EOS,
