@@ -40,6 +40,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.numa import bind_rank
 from remora.engine.parallel.rendezvous import Meeting, NoTeam, Team, join
+from remora.engine.parallel.renewal import Renewal
 from remora.engine.phases import Phases
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import BuiltPooling, build_pooling
@@ -83,6 +84,7 @@ class BuiltEngine:
     adapters:             this rank's adapter pool; None = no slots
     inspection:           watchers of the engine
     new_weights:          replaces the engine's weights; None = not allowed
+    renewal:              replaces the other ranks; None = there are none, or they cannot change
     """
 
     engine: Engine
@@ -99,6 +101,7 @@ class BuiltEngine:
     adapters: AdapterPool | None
     inspection: Inspection
     new_weights: NewWeights | None = None
+    renewal: Renewal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,7 @@ def build_engine(
         adapters=pool,
         inspection=inspect(engine, config),
         new_weights=_new_weights(config, plan, model, table, runner),
+        renewal=Renewal.of(others, layout, facts, machine, built.forward, runner, engine),
     )
 
 
