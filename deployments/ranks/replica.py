@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ START_TIMEOUT_S = 60.0
 FLUSH_S = 0.3
 # A step ends when the ranks that it waits for are killed.
 STOP_S = 5.0
+# Ranks that are lost again within this time, without a step in between, would be lost for ever.
+AGAIN_S = 10.0
 
 
 class ReplicaEngine:
@@ -53,6 +56,7 @@ class ReplicaEngine:
         self._renewing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None  # of the other ranks
+        self._renewed_at = -math.inf
         self._steps_at_renewal = 0
         self.import_s = 0.0
 
@@ -154,11 +158,12 @@ class ReplicaEngine:
             assert renewal is not None
             is_of_ranks = isinstance(failure, RankLost | StepTimeout)
             steps_total = client.stats().steps_total
-            # Ranks that are lost before they have made a step would be lost again.
-            if not (is_of_ranks and team.can_replace and steps_total > self._steps_at_renewal):
+            began = time.monotonic()
+            is_new = began > self._renewed_at + AGAIN_S or steps_total > self._steps_at_renewal
+            if not (is_of_ranks and team.can_replace and is_new):
                 raise failure
-            log.error("replica: the other ranks are replaced: %s", failure)
-            began, self._steps_at_renewal = time.perf_counter(), steps_total
+            log.error("replica: lost ranks are replaced: %s", failure)
+            self._steps_at_renewal = steps_total
             lost = failure.rank if isinstance(failure, RankLost) else None
             try:
                 followers = await self._meet(client, team, renewal, lost)
@@ -171,7 +176,8 @@ class ReplicaEngine:
             assert self._watching is not None
             self._watching.cancel()
             self._watching = self._watch_ranks(team, client)
-            log.info("replica: all ranks run again after %.1f s", time.perf_counter() - began)
+            self._renewed_at = time.monotonic()
+            log.info("replica: all ranks run again after %.1f s", self._renewed_at - began)
 
     async def _meet(
         self, client: LocalEngineClient, team: RayTeam, renewal: Renewal, lost: int | None

@@ -275,7 +275,8 @@ class RayTeam:
             try:
                 _result(worker, answer)
             except Exception as error:  # a boundary: raised by every wait for the rank
-                self.give_up(error)
+                if answer in self._loading:  # of this start-up
+                    self.give_up(error)
 
         return note
 
