@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from remora.configs.errors import EngineError, RankLost, StepTimeout
 from remora.configs.schema import ServeConfig
+from remora.deployments.fast_import import fast_import
 from remora.deployments.observing.core_dump import allow_core_dumps, end_process
 from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.team import RayTeam
@@ -67,9 +68,9 @@ class ReplicaEngine:
         if self._config.parallel.num_ranks > 1:
             self.others = RayTeam.placed(self._config, self.replica_id or "")
         started = time.perf_counter()
-        # torch, while the other ranks start
-        from remora.engine.launch import start_engine
-        from remora.lora.setup import configured
+        with fast_import():  # torch, while the other ranks start
+            from remora.engine.launch import start_engine
+            from remora.lora.setup import configured
 
         self.import_s = time.perf_counter() - started
         watching = self._watch_start(self.others)

@@ -22,6 +22,7 @@ from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.fast_import import fast_import
 from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources
 
@@ -137,10 +138,11 @@ class EngineWorker:
     def _find(self) -> RankFacts:
         import ray
 
-        from remora.engine.launch import read_machine
-        from remora.engine.models.facts import read_model_facts
-        from remora.engine.weights.resolve_model import resolve_model
-        from remora.lora.setup import digests
+        with fast_import():  # torch
+            from remora.engine.launch import read_machine
+            from remora.engine.models.facts import read_model_facts
+            from remora.engine.weights.resolve_model import resolve_model
+            from remora.lora.setup import digests
 
         host = os.uname().nodename
         try:
