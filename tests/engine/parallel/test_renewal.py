@@ -14,16 +14,21 @@ from remora.configs.load import parse_args
 from remora.engine.engine import Engine
 from remora.engine.kv.radix import RadixNode
 from remora.engine.launch import BuiltEngine, build_engine
+from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.types import Request, SamplingParams
+from remora.lora.setup import pooling
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
+from tests.lora.adapters import make_adapter
 
 PROMPT = [30 + at % 200 for at in range(50)]
 LONG = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 
 
 @contextmanager
-def team_of_two(path: Path, **sections: Any) -> Iterator[tuple[BuiltEngine, ThreadTeam]]:
+def team_of_two(
+    path: Path, *, adapting: Adapting = NO_ADAPTERS, **sections: Any
+) -> Iterator[tuple[BuiltEngine, ThreadTeam]]:
     """Build an engine whose rank 1 is a thread."""
     config = parse_args(
         {
@@ -33,8 +38,8 @@ def team_of_two(path: Path, **sections: Any) -> Iterator[tuple[BuiltEngine, Thre
             **sections,
         }
     )
-    team = ThreadTeam()
-    built = build_engine(config, team=team, show_progress=False)
+    team = ThreadTeam(adapting=adapting)
+    built = build_engine(config, adapting=adapting, team=team, show_progress=False)
     try:
         yield built, team
     finally:
@@ -42,8 +47,11 @@ def team_of_two(path: Path, **sections: Any) -> Iterator[tuple[BuiltEngine, Thre
         team.join()
 
 
-def answer(engine: Engine, name: str, sampling: SamplingParams = LONG) -> list[int]:
-    engine.add(Request(request_id=name, prompt_ids=PROMPT, sampling=sampling))
+def answer(
+    engine: Engine, name: str, sampling: SamplingParams = LONG, *, lora_id: int = 0
+) -> list[int]:
+    request = Request(request_id=name, prompt_ids=PROMPT, sampling=sampling, lora_id=lora_id)
+    engine.add(request)
     return [t for output in until_idle(engine) for t in output]
 
 
@@ -121,6 +129,24 @@ def test_ranks_may_be_lost_again_and_their_ids_may_return(
             lose(built.engine, team, num_steps=2)
             built.renewal.run()
             assert answer(built.engine, "same") == right
+
+
+def test_new_ranks_get_the_adapters_that_requests_need(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("llama")
+    for seed in (1, 2):
+        make_adapter(path, tmp_path / str(seed), seed=seed, r=4, target_modules="all-linear")
+    adapting = pooling({str(seed): tmp_path / str(seed) for seed in (1, 2)}, num_slots=2)
+    with team_of_two(path, adapting=adapting) as (built, team):
+        right = [answer(built.engine, "before", lora_id=lora_id) for lora_id in range(3)]
+        assert len({tuple(ids) for ids in right}) == 3
+        lose(built.engine, team, num_steps=2)
+        assert built.renewal is not None
+        built.renewal.run()
+        for lora_id in (2, 0, 1):
+            assert answer(built.engine, "after", lora_id=lora_id) == right[lora_id]
+        built.engine.check_integrity()
 
 
 def test_constraints_that_were_being_computed_are_dropped(
