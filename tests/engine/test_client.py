@@ -338,7 +338,9 @@ class Repairs:
         await self.client.restart(self.work, stop_s=10)
 
     def work(self) -> None:
-        self.runner.__init__()  # type: ignore[misc]
+        self.runner.error = None
+        self.runner.work.clear()
+        self.runner.memory.clear()
         self.engine.restart()
 
 
