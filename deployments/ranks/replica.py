@@ -165,14 +165,14 @@ class ReplicaEngine:
                 raise failure
             log.error("replica: lost ranks are replaced: %s", failure)
             self._steps_at_renewal = steps_total
-            lost = failure.rank if isinstance(failure, RankLost) else None
+            lost = team.lost_ranks(failure)
             try:
                 followers = await self._meet(client, team, renewal, lost)
             except EngineError:
-                if lost is None:
+                if lost == team.all_ranks:
                     raise
-                # More than one may have been lost.
-                followers = await self._meet(client, team, renewal, None)
+                # Others may have been lost, too.
+                followers = await self._meet(client, team, renewal, team.all_ranks)
             followers.on_failure(client.fail)
             assert self._watching is not None
             self._watching.cancel()
@@ -181,9 +181,9 @@ class ReplicaEngine:
             log.info("replica: all ranks run again after %.1f s", self._renewed_at - began)
 
     async def _meet(
-        self, client: LocalEngineClient, team: RayTeam, renewal: Renewal, lost: int | None
+        self, client: LocalEngineClient, team: RayTeam, renewal: Renewal, lost: frozenset[int]
     ) -> Followers:
-        """Replace a rank, or all of them (None), and let all meet again."""
+        """Replace ranks, and let all meet again."""
         if self._watching is not None:
             self._watching.cancel()
         team.replace(lost)

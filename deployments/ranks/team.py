@@ -230,22 +230,32 @@ class RayTeam:
         """
         return self.start is not None and all(worker.is_here for worker in self.workers)
 
-    def replace(self, lost: int | None) -> None:
-        """Kill a rank, and start another in its place, for another start-up of all.
+    def lost_ranks(self, failure: EngineError) -> frozenset[int]:
+        """Return the ranks that caused a failure; all of them if that is unknown."""
+        gone = {worker.rank for worker in self.workers if not worker.is_running}
+        if isinstance(failure, RankLost) and failure.rank is not None:
+            gone.add(failure.rank)
+        return frozenset(gone) or self.all_ranks
+
+    @property
+    def all_ranks(self) -> frozenset[int]:
+        """The ranks other than 0."""
+        return frozenset(worker.rank for worker in self.workers)
+
+    def replace(self, lost: frozenset[int]) -> None:
+        """Kill ranks, and start others in their places, for another start-up of all.
 
         In the replica's own thread. The others leave their group; they load their shards again, and
         all load the adapters that they had.
-        lost:  None = replace all ranks
         """
         assert self.start is not None
         self._close_host()
         self._failure, self._loading, self._reloading = None, [], []
         self._num_replaced += 1
-        ended = [w for w in self.workers if lost in (None, w.rank) or not w.is_running]
-        _kill(ended)
+        _kill([worker for worker in self.workers if worker.rank in lost])
         suffix = f":{self._num_replaced}"
         self.workers = [
-            self.start(worker.rank, suffix) if worker in ended else worker
+            self.start(worker.rank, suffix) if worker.rank in lost else worker
             for worker in self.workers
         ]
         for worker in self.workers:

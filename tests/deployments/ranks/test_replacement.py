@@ -29,7 +29,7 @@ def test_ranks_are_replaced_by_others_that_start_up_like_them(
     team.load(PLAN)
     assert team.can_replace
 
-    team.replace(None)
+    team.replace(team.all_ranks)
     team.machine(MACHINE, MODEL)
     team.load(PLAN)
     for actor in replacing.started:
@@ -41,27 +41,41 @@ def test_ranks_are_replaced_by_others_that_start_up_like_them(
     (old,), (new,) = actors[0].meetings, replacing.started[0].meetings
     assert not Path(old.steps.path).exists()
     assert Path(new.steps.path).exists()
-    team.replace(None)
+    team.replace(team.all_ranks)
     assert replacing.killed == [*actors, *replacing.started[:2]]
     assert replacing.names[2:] == ["w1:2", "w2:2"]
     team.kill()
     assert not team.can_replace
 
 
-@pytest.mark.parametrize(("lost", "num_ended"), [(1, 1), (2, 1), (None, 2)])
+@pytest.mark.parametrize(
+    ("failure", "running", "lost"),
+    [
+        (RankLost("its process has ended", 1), {1, 2}, {1}),
+        (RankLost("its process has ended", 1), {1}, {1, 2}),
+        (RankLost("it has lost another"), {1, 2}, {1, 2}),
+        (StepTimeout("9 s"), {1, 2}, {1, 2}),
+        (StepTimeout("9 s"), {1}, {2}),
+    ],
+)
 def test_only_lost_ranks_are_killed(
-    lost: int | None, num_ended: int, replacing: Replacing, actors: list[FakeActor]
+    failure: EngineError,
+    running: set[int],
+    lost: set[int],
+    replacing: Replacing,
+    actors: list[FakeActor],
 ) -> None:
     team = replacing.team
     team.machine(MACHINE, MODEL)
     for worker in team.workers:
-        worker.process = psutil.Process()
+        worker.process = psutil.Process() if worker.rank in running else None
 
-    team.replace(lost)
+    assert team.lost_ranks(failure) == lost
+    team.replace(team.lost_ranks(failure))
 
-    assert len(replacing.killed) == num_ended
-    assert [worker.actor in replacing.killed for worker in team.workers] == [False, False]
-    assert all(actor.has_left for actor in actors if actor not in replacing.killed)
+    assert replacing.killed == [actors[rank - 1] for rank in sorted(lost)]
+    assert [actor.has_left for actor in actors] == [rank not in lost for rank in (1, 2)]
+    assert {worker.rank for worker in team.workers} == {1, 2}
 
 
 def test_ranks_of_other_nodes_are_not_replaced(
@@ -79,8 +93,7 @@ async def test_ranks_that_take_places_load_the_adapters_again(replacing: Replaci
         await asyncio.gather(*team.prepare_adapter(lora_id, f"/adapters/{lora_id}"))
     await team.discard_adapter(1)
 
-    team.workers[1].process = psutil.Process()  # one that runs
-    team.replace(1)
+    team.replace(frozenset({1}))
     team.machine(MACHINE, MODEL)
     team.load(PLAN)
 
@@ -97,7 +110,7 @@ async def test_an_adapter_that_has_changed_since_ends_the_replacement(
     await asyncio.gather(*team.prepare_adapter(1, "/adapters/1"))
     changed = AdapterFacts(max_rank=1, num_bytes=1, digest="other")
     team.start = lambda rank, _suffix: Worker(rank, "w", FakeActor(prepared=changed))
-    team.replace(None)
+    team.replace(team.all_ranks)
     team.load(PLAN)
     for worker in team.workers:
         worker.actor.loaded.set_result(None)
@@ -137,9 +150,12 @@ class FakeRenewal:
     def __init__(self) -> None:
         self.num_runs = 0
         self.failure: EngineError | None = None
+        self.errors: list[EngineError] = []
 
     def run(self) -> FakeRenewal:
         self.num_runs += 1
+        if self.errors:
+            raise self.errors.pop(0)
         return self
 
     def on_failure(self, callback: Callable[[EngineError], object]) -> None:
@@ -194,6 +210,23 @@ async def test_only_lost_ranks_are_replaced(
         await repaired.client.repair(failure)
 
     assert bool(replacing.started) is is_replaced
+
+
+async def test_all_ranks_are_replaced_if_the_others_do_not_meet_the_new_one(
+    repaired: RepairedReplica, replacing: Replacing
+) -> None:
+    for worker in replacing.team.workers:
+        worker.process = psutil.Process()
+    repaired.renewal.errors = [EngineError("rank 2 has failed")]
+
+    await repaired.client.repair(RankLost("Rank 1 has failed", 1))
+
+    assert replacing.names == ["w1:1", "w1:2", "w2:2"]
+    assert repaired.renewal.num_runs == 2
+    repaired.renewal.errors = [EngineError("once"), EngineError("twice")]
+    repaired.client.steps_total += 1
+    with pytest.raises(EngineError, match="twice"):
+        await repaired.client.repair(RankLost("Rank 2 has failed", 2))
 
 
 async def test_ranks_that_are_lost_before_their_first_step_are_not_replaced(
