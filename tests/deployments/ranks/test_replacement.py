@@ -223,10 +223,10 @@ async def test_all_ranks_are_replaced_if_the_others_do_not_meet_the_new_one(
 
     assert replacing.names == ["w1:1", "w1:2", "w2:2"]
     assert repaired.renewal.num_runs == 2
-    repaired.renewal.errors = [EngineError("once"), EngineError("twice")]
+    repaired.renewal.errors = [EngineError("no place for rank 1")]
     repaired.client.steps_total += 1
-    with pytest.raises(EngineError, match="twice"):
-        await repaired.client.repair(RankLost("Rank 2 has failed", 2))
+    with pytest.raises(EngineError, match="no place for rank 1"):
+        await repaired.client.repair(RankLost("of all ranks"))
 
 
 async def test_ranks_that_are_lost_before_their_first_step_are_not_replaced(
