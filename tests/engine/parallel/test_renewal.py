@@ -149,7 +149,7 @@ def test_new_ranks_get_the_adapters_that_requests_need(
         built.engine.check_integrity()
 
 
-def test_constraints_that_were_being_computed_are_dropped(
+def test_edits_of_lost_rows_are_dropped(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     processed = SamplingParams(
