@@ -350,7 +350,7 @@ class RayTeam:
     def kill(self) -> None:
         """Kill the ranks, stopped ones too, without waiting. No rank is replaced afterwards."""
         self.start = None
-        self._close_host()
+        self.give_up(EngineError("The replica ends."))
         ended, self.workers = self.workers, ()
         _kill(ended)
 

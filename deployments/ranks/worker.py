@@ -121,7 +121,8 @@ class EngineWorker:
             await self._has_pool.wait()
             return await self._prepare(lora_id, source)
         finally:
-            del self._preparing[lora_id]
+            if self._preparing.get(lora_id) is preparing:
+                del self._preparing[lora_id]
 
     async def _prepare(self, lora_id: int, source: str) -> AdapterFacts:
         assert self._pool is not None
