@@ -238,7 +238,7 @@ class LocalEngineClient:
     def repair_with(self, repair: Repair) -> None:
         """Call `repair` after each failure: it calls `restart`, or raises if that is of no use.
 
-        Open requests end with the failure; those that arrive meanwhile wait.
+        Open requests end with the failure, and new ones wait meanwhile.
         """
         self._repair = repair
         self._loop.keeps_engine = True

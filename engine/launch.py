@@ -157,8 +157,7 @@ def build_engine(
                 model, plan, table, _kernels(), group, fill, packed, show_progress=show_progress
             )
             others.ready()
-        if config.model.delete_after_load:
-            delete_weights(path, plan.load_format)
+        _delete_as_configured(plan, config)
         torch.set_num_threads(built.torch_threads)
         with phases.timed("load draft model"):
             runner = _make_runner(
@@ -295,6 +294,11 @@ def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig
         assert isinstance(model, DecoderModel), "plans refuse dumps of others"
         folder = Path(debug.tensor_dump_dir)
         dump_tensors(model, folder, max_passes=debug.tensor_dump_passes)
+
+
+def _delete_as_configured(plan: EnginePlan, config: ServeConfig) -> None:
+    if config.model.delete_after_load:
+        delete_weights(plan.model_path, plan.load_format)
 
 
 def _check_kind(config: ServeConfig, team: Team | None) -> Team:

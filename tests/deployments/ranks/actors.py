@@ -25,7 +25,7 @@ FACTS = RankFacts(pid=NO_PROCESS, node_id="here", host="gpu-7", machine=MACHINE,
 PLAN = make_plan(tp_size=3, step_timeout_s=5.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """What calling an actor gives: to be waited for in a thread, or awaited."""
 
@@ -98,4 +98,4 @@ class Replacing:
     def start(self, rank: int, suffix: str) -> Worker:
         self.started.append(FakeActor())
         self.names.append(f"w{rank}{suffix}")
-        return Worker(rank, self.names[-1], self.started[-1])
+        return Worker(rank, self.names[-1], self.started[-1], is_here=True)
