@@ -147,6 +147,17 @@ class StepTimeout(EngineError):
     """A step has run for longer than `engine.step_timeout_s`."""
 
 
+class RankLost(EngineError):
+    """Another rank than 0 has failed or hangs; rank 0 is unharmed.
+
+    rank:  None = any of them may be the cause
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class InvariantViolated(EngineError):
     """A bug in remora, found by a check."""
 

@@ -45,7 +45,7 @@ logger = logging.getLogger("remora.app")
 # response four times as late.
 SLACK_REQUESTS = 1024
 # A dead replica is detected after at most three failed checks.
-HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 10.0
+HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 10.0
 RETRY_AFTER_S = 1.0
 # Each replica has one open call to its adapter manager.
 MANAGER_REQUESTS = 4096

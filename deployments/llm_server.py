@@ -134,7 +134,10 @@ class LLMServer:
         batches = _run_batches(self._served)
         if batches is not None:
             self._exit.callback(_cancel_from_any_thread, batches)
-        self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
+        engine = self._engine
+        self._relay = Relay(
+            self.__serve_build_asgi_app__, engine.check, num_failures=lambda: engine.num_failures
+        )
         self._end = start_drain_watch(self._served, batches)
         if self._end is not None and (warning := unset_warning(os.environ)) is not None:
             log.warning(warning)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -33,6 +34,9 @@ from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFault, SequenceOutput
 
 AnswerT = TypeVar("AnswerT")
+Repair = Callable[[EngineError], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
 
 MAX_STEPS_AHEAD = 2
 MAX_WAIT_S = 0.1  # longest wait of the engine for a busy event loop
@@ -77,7 +81,10 @@ class _Stream:
 
 
 class LocalEngineClient:
-    """EngineClient over an EngineLoop in this process. Create it on the event loop that uses it."""
+    """EngineClient over an EngineLoop in this process. Create it on the event loop that uses it.
+
+    num_failures:  of the engine, those included after which it was repaired
+    """
 
     def __init__(
         self,
@@ -101,6 +108,9 @@ class LocalEngineClient:
         self._is_idle.set()
         self._asyncio = asyncio.get_running_loop()
         self._failed: asyncio.Future[EngineError] = self._asyncio.create_future()
+        self._repair: Repair | None = None
+        self._repairing: asyncio.Task[None] | None = None
+        self.num_failures = 0
         self._loop = EngineLoop(
             engine,
             deliver=self._deliver,
@@ -221,12 +231,32 @@ class LocalEngineClient:
         return self._loop.stats()
 
     def check_health(self) -> None:
-        """Raise EngineError if the loop has failed or a step is overdue."""
-        if self._loop.failure is not None:
+        """Raise EngineError if the loop has failed or a step is overdue, and is not repaired."""
+        if self._loop.failure is not None and (self._repair is None or self._failed.done()):
             raise self._loop.failure
 
+    def repair_with(self, repair: Repair) -> None:
+        """Call `repair` after each failure: it calls `restart`, or raises if that is of no use.
+
+        Open requests end with the failure, and new ones wait meanwhile.
+        """
+        self._repair = repair
+        self._loop.keeps_engine = True
+
+    async def restart(self, repair: Callable[[], AnswerT], *, stop_s: float) -> AnswerT:
+        """Run `repair` on the thread of the engine that has failed, and step again.
+
+        stop_s:  timeout of the step in progress. Raises EngineError when it does not end.
+        """
+        stopped = asyncio.wrap_future(self._loop.call(lambda: None))
+        if not (await asyncio.wait({stopped}, timeout=stop_s))[0]:
+            raise EngineError(f"The step in progress has not ended for {stop_s:g} s.")
+        result = await asyncio.wrap_future(self._loop.call(repair))
+        self._loop.resume()
+        return result
+
     async def failed(self) -> EngineError:
-        """Wait until the engine fails or is closed; return the error."""
+        """Wait until the engine fails for good or is closed; return the error."""
         return await asyncio.shield(self._failed)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -249,7 +279,10 @@ class LocalEngineClient:
 
     def close(self) -> None:
         """Stop the loop. Open requests end with EngineError."""
+        self._repair = None
         self._loop.close()
+        if (failure := self._loop.failure) is not None:  # if it was being repaired
+            self._cross(self._give_up, failure)
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -377,7 +410,26 @@ class LocalEngineClient:
             question.set_result(None)
 
     def _on_failure(self, error: EngineError) -> None:
-        self._failed.set_result(error)
+        self.num_failures += 1
+        if self._repair is None:
+            self._give_up(error)
+            return
+        self._end_all(error)
+        self._repairing = asyncio.create_task(self._try_repair(self._repair, error))
+
+    async def _try_repair(self, repair: Repair, failure: EngineError) -> None:
+        try:
+            await repair(failure)
+        except Exception as error:  # a boundary: the failure stays, whatever the reason
+            logger.error("engine: not repaired: %s", error)
+            self._give_up(failure)
+
+    def _give_up(self, error: EngineError) -> None:
+        if not self._failed.done():
+            self._failed.set_result(error)
+            self._end_all(error)
+
+    def _end_all(self, error: EngineError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         for question in self._questions:

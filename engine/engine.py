@@ -215,6 +215,18 @@ class Engine:
         """End every open request."""
         return [output for request_id in list(self._open) for output in self.abort(request_id)]
 
+    def restart(self) -> None:
+        """Go on without requests, cached prefixes and loaded adapters; counters and pins stay.
+
+        Also after a step has failed, once the runner has dropped all rows.
+        """
+        self.go_on()
+        self.abort_all()
+        self._scheduler.in_flight.clear()
+        self._is_in_flight = False
+        self._scheduler.adapters.clear()
+        self._kv.flush()
+
     def step(self) -> list[SequenceOutput]:
         """Run one step. Raises what the runner raises; the engine is unusable afterwards."""
         started = self._clock()

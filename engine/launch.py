@@ -40,6 +40,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.numa import bind_rank
 from remora.engine.parallel.rendezvous import Meeting, NoTeam, Team, join
+from remora.engine.parallel.renewal import Renewal
 from remora.engine.phases import Phases
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import BuiltPooling, build_pooling
@@ -83,6 +84,7 @@ class BuiltEngine:
     adapters:             this rank's adapter pool; None = no slots
     inspection:           watchers of the engine
     new_weights:          replaces the engine's weights; None = not allowed
+    renewal:              replaces the other ranks; None = there are none, or they cannot change
     """
 
     engine: Engine
@@ -99,6 +101,7 @@ class BuiltEngine:
     adapters: AdapterPool | None
     inspection: Inspection
     new_weights: NewWeights | None = None
+    renewal: Renewal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +157,7 @@ def build_engine(
                 model, plan, table, _kernels(), group, fill, packed, show_progress=show_progress
             )
             others.ready()
-        if config.model.delete_after_load:
-            delete_weights(path, plan.load_format)
+        _delete_as_configured(plan, config)
         torch.set_num_threads(built.torch_threads)
         with phases.timed("load draft model"):
             runner = _make_runner(
@@ -178,6 +180,7 @@ def build_engine(
         adapters=pool,
         inspection=inspect(engine, config),
         new_weights=_new_weights(config, plan, model, table, runner),
+        renewal=Renewal.of(others, layout, facts, machine, built.forward, runner, engine),
     )
 
 
@@ -291,6 +294,11 @@ def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig
         assert isinstance(model, DecoderModel), "plans refuse dumps of others"
         folder = Path(debug.tensor_dump_dir)
         dump_tensors(model, folder, max_passes=debug.tensor_dump_passes)
+
+
+def _delete_as_configured(plan: EnginePlan, config: ServeConfig) -> None:
+    if config.model.delete_after_load:
+        delete_weights(plan.model_path, plan.load_format)
 
 
 def _check_kind(config: ServeConfig, team: Team | None) -> Team:

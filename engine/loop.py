@@ -12,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from remora.configs.errors import EngineError, StepTimeout
 from remora.configs.planning.plan import EnginePlan
@@ -23,6 +24,8 @@ from remora.engine.types import EngineStats, Request, SequenceOutput
 logger = logging.getLogger(__name__)
 
 WATCHDOG_PERIOD_S = 0.5
+
+T = TypeVar("T")
 
 
 class Stepping(Protocol):
@@ -76,7 +79,10 @@ Command = Callable[[Stepping], object]
 
 
 class EngineLoop:
-    """Runs an engine until closed or broken."""
+    """Runs an engine until closed or broken.
+
+    keeps_engine:  whether the engine stays open after a failure, for `resume`
+    """
 
     def __init__(
         self,
@@ -105,16 +111,38 @@ class EngineLoop:
         self._closing = threading.Event()
         self._step_started: float | None = None
         self._stats = engine.stats()
+        self.keeps_engine = False
         self.failure: EngineError | None = None
+        self._is_closed = False
         self._thread = thread or EngineThread()
-        self._watchdog = threading.Thread(target=self._watch, name="remora-watchdog", daemon=True)
 
     def start(self) -> None:
         """Begin to step."""
-        self._thread.end_with(self._run)
+        self._begin()
         if not self._thread.is_alive():
             self._thread.start()
-        self._watchdog.start()
+
+    def resume(self) -> None:
+        """Step again after a failure, beginning with the commands submitted since.
+
+        Only with `keeps_engine`, and once the engine has been repaired.
+        """
+        with self._wake:
+            if self._is_closed:
+                return
+            self.failure = None
+            self._closing = threading.Event()  # the former watchdog may not have seen the old one
+            self._step_started = None
+        self._begin()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the loop's thread once a failure has stopped the loop.
+
+        Raises EngineError after `close`.
+        """
+        if self._is_closed:
+            raise EngineError("The engine was closed.")
+        return self._thread.call(function)
 
     def submit(self, command: Command, then: Callable[[], object] | None = None) -> None:
         """Run `command` on the loop's thread before the next step, then `then` with new stats."""
@@ -128,9 +156,13 @@ class EngineLoop:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the step in progress and close the engine."""
-        self._closing.set()
         with self._wake:
+            is_at_rest = self.failure is not None and self.keeps_engine and not self._is_closed
+            self._is_closed = True
+            self._closing.set()
             self._wake.notify()
+        if is_at_rest:
+            self._thread.end_with(self._engine.close)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         self.fail(EngineError("The engine was closed."))
@@ -145,10 +177,17 @@ class EngineLoop:
             self._wake.notify()
         self._on_failure(error)
 
+    def _begin(self) -> None:
+        self._thread.call(self._run)
+        watchdog = threading.Thread(
+            target=self._watch, args=(self._closing,), name="remora-watchdog", daemon=True
+        )
+        watchdog.start()
+
     # -- the loop's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Step until closed. The outermost frame of the thread, so every exception ends here."""
+        """Step until closed. The outermost frame of the loop, so every exception ends here."""
         try:
             self._on_start()
             while not self._closing.is_set():
@@ -162,7 +201,10 @@ class EngineLoop:
                 error if isinstance(error, EngineError) else EngineError(f"A step failed: {error}")
             )
         finally:
-            self._engine.close()
+            with self._wake:
+                is_kept = self.keeps_engine and not self._is_closed
+            if not is_kept:
+                self._thread.end_with(self._engine.close)
 
     def _run_commands(self) -> None:
         with self._wake:
@@ -188,8 +230,8 @@ class EngineLoop:
 
     # -- the watchdog's thread ---------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while not self._closing.wait(WATCHDOG_PERIOD_S) and self.failure is None:
+    def _watch(self, closing: threading.Event) -> None:
+        while not closing.wait(WATCHDOG_PERIOD_S):
             started = self._step_started
             age = 0.0 if started is None else time.monotonic() - started
             if age > self._step_timeout_s:

@@ -51,6 +51,7 @@ class Relay:
 
     make_app:      called once, for the first request
     check_health:  raises EngineError when the engine has failed
+    num_failures:  returns how often it has, also if it was repaired
     own_ids:       returns Ray's id of the machine, and Serve's id of the replica
     """
 
@@ -59,10 +60,12 @@ class Relay:
         make_app: Callable[[], ASGIApp],
         check_health: Callable[[], None],
         *,
+        num_failures: Callable[[], int] = lambda: 0,
         own_ids: Callable[[], tuple[str, str]] = _own_ids,
     ) -> None:
         self._app = functools.cache(make_app)
         self._check_health = check_health
+        self._num_failures = num_failures
         self._own_ids = own_ids
 
     async def answer(self, relayed: RelayedRequest) -> None:
@@ -80,7 +83,14 @@ class Relay:
                 self._check_health()
             except EngineError as error:
                 raise Unavailable("The engine has stopped and is being replaced.") from error
-            answer = _AnswerStream(relayed, reader, writer, self._check_health)
+            before = self._num_failures()
+
+            def check() -> None:
+                self._check_health()
+                if self._num_failures() != before:
+                    raise EngineError("The engine has failed during this answer.")
+
+            answer = _AnswerStream(relayed, reader, writer, check)
             scope = _full(relayed.scope)
             if relayed.begun is not None:
                 scope["state"][RESUMABLE] = ResumableAnswer(relayed.begun, answer.note)

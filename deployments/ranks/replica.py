@@ -1,20 +1,23 @@
 """The engine of one replica, with all of its ranks: start, watch, end.
 
-A replica fails as a unit. When the engine or a rank has failed, open requests first end with an
-error, then the whole replica process ends: Serve replaces a process that is gone at once, an
-unhealthy one only after three failed checks.
+When the engine or a rank has failed, open requests end with an error. If other ranks are lost and
+rank 0 is unharmed, new ones take their places, and rank 0 goes on in its process; requests that
+arrive meanwhile wait. Otherwise the whole replica process ends: Serve replaces a process that is
+gone at once, an unhealthy one only after three failed checks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from remora.configs.errors import EngineError
+from remora.configs.errors import EngineError, RankLost, StepTimeout
 from remora.configs.schema import ServeConfig
+from remora.deployments.fast_import import fast_import
 from remora.deployments.observing.core_dump import allow_core_dumps, end_process
 from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.team import RayTeam
@@ -22,6 +25,8 @@ from remora.deployments.ranks.team import RayTeam
 if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.client import LocalEngineClient
     from remora.engine.launch import LaunchedEngine
+    from remora.engine.parallel.followers import Followers
+    from remora.engine.parallel.renewal import Renewal
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,10 @@ DRAIN_S = 2.0
 START_TIMEOUT_S = 60.0
 # Time for written bytes to reach the proxy before the process ends.
 FLUSH_S = 0.3
+# A step ends when the ranks that it waits for are killed.
+STOP_S = 5.0
+# Ranks that are lost again within this time, without a step in between, would be lost for ever.
+AGAIN_S = 10.0
 
 
 class ReplicaEngine:
@@ -44,7 +53,12 @@ class ReplicaEngine:
         self.replica_id = _replica_id()
         self.others: RayTeam | None = None
         self._client: LocalEngineClient | None = None
+        self._renewal: Renewal | None = None
+        self._renewing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None  # of the other ranks
+        self._renewed_at = -math.inf
+        self._steps_at_renewal = 0
         self.import_s = 0.0
 
     async def start(self) -> LaunchedEngine:
@@ -54,9 +68,9 @@ class ReplicaEngine:
         if self._config.parallel.num_ranks > 1:
             self.others = RayTeam.placed(self._config, self.replica_id or "")
         started = time.perf_counter()
-        # torch, while the other ranks start
-        from remora.engine.launch import start_engine
-        from remora.lora.setup import configured
+        with fast_import():  # torch, while the other ranks start
+            from remora.engine.launch import start_engine
+            from remora.lora.setup import configured
 
         self.import_s = time.perf_counter() - started
         watching = self._watch_start(self.others)
@@ -73,7 +87,7 @@ class ReplicaEngine:
         finally:
             watching.cancel()
         self._client = launched.client
-        self._watch(launched.client)
+        self._watch(launched.client, getattr(launched.built, "renewal", None))
         return launched
 
     @property
@@ -94,13 +108,18 @@ class ReplicaEngine:
         """Raise EngineError when the engine has failed or a watching task has ended."""
         if self._client is not None:
             self._client.check_health()
-        for task in self._tasks:
+        for task in self._watchers():
             if task.done():
                 raise EngineError(f"{task.get_name()} has ended: {task}")
 
+    @property
+    def num_failures(self) -> int:
+        """Failures of the engine, those included that it has survived."""
+        return 0 if self._client is None else self._client.num_failures
+
     def close(self) -> None:
         """End everything. From any thread."""
-        for task in self._tasks:
+        for task in self._watchers():
             with suppress(RuntimeError):  # the event loop has been closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
         if self._client is not None:
@@ -114,13 +133,62 @@ class ReplicaEngine:
         watching = asyncio.sleep(0) if team is None else team.watch(team.give_up, timeout_s)
         return asyncio.create_task(watching, name="remora-watch-start")
 
-    def _watch(self, client: LocalEngineClient) -> None:
+    def _watchers(self) -> list[asyncio.Task[None]]:
+        return self._tasks if self._watching is None else [*self._tasks, self._watching]
+
+    def _watch(self, client: LocalEngineClient, renewal: Renewal | None = None) -> None:
         if self.others is not None:
-            watching = self.others.watch(client.fail, self._config.parallel.rank_timeout_s)
-            self._tasks.append(asyncio.create_task(watching, name="remora-watch-ranks"))
+            self._watching = self._watch_ranks(self.others, client)
+            if renewal is not None:
+                self._renewal = renewal
+                client.repair_with(self._renew)
         if self.replica_id is not None:
             ending = self._end_after_failure(client)
             self._tasks.append(asyncio.create_task(ending, name="remora-end"))
+
+    def _watch_ranks(self, team: RayTeam, client: LocalEngineClient) -> asyncio.Task[None]:
+        watching = team.watch(client.fail, self._config.parallel.rank_timeout_s)
+        return asyncio.create_task(watching, name="remora-watch-ranks")
+
+    async def _renew(self, failure: EngineError) -> None:
+        """Replace the other ranks. Raises the failure if that would not help."""
+        async with self._renewing:
+            client, team, renewal = self._client, self.others, self._renewal
+            assert client is not None
+            assert team is not None
+            assert renewal is not None
+            is_of_ranks = isinstance(failure, RankLost | StepTimeout)
+            steps_total = client.stats().steps_total
+            began = time.monotonic()
+            is_new = began > self._renewed_at + AGAIN_S or steps_total > self._steps_at_renewal
+            if not (is_of_ranks and team.can_replace and is_new):
+                raise failure
+            log.error("replica: lost ranks are replaced: %s", failure)
+            self._steps_at_renewal = steps_total
+            lost = team.lost_ranks(failure)
+            try:
+                followers = await self._meet(client, team, renewal, lost)
+            except EngineError:
+                if lost == team.all_ranks:
+                    raise
+                # Others may have been lost, too.
+                followers = await self._meet(client, team, renewal, team.all_ranks)
+            followers.on_failure(client.fail)
+            assert self._watching is not None
+            self._watching.cancel()
+            self._watching = self._watch_ranks(team, client)
+            self._renewed_at = time.monotonic()
+            log.info("replica: all ranks run again after %.1f s", self._renewed_at - began)
+
+    async def _meet(
+        self, client: LocalEngineClient, team: RayTeam, renewal: Renewal, lost: frozenset[int]
+    ) -> Followers:
+        """Replace ranks, and let all meet again."""
+        if self._watching is not None:
+            self._watching.cancel()
+        team.replace(lost)
+        self._watching = self._watch_start(team)
+        return await client.restart(renewal.run, stop_s=STOP_S)
 
     async def _end_after_failure(self, client: LocalEngineClient) -> None:
         failure = await client.failed()

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 
-from remora.configs.errors import ConfigError, EngineError, InvalidAdapter, RemoraError
+from remora.configs.errors import (
+    ConfigError,
+    EngineError,
+    InvalidAdapter,
+    RankLost,
+    RemoraError,
+)
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.plan import EnginePlan, served_name
 from remora.configs.schema import ServeConfig
@@ -35,9 +41,13 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 
 log = logging.getLogger(__name__)
 
+StartRank = Callable[[int, str], "Worker"]
+
 PING_PERIOD_S = 1.0
 GRACE_S = 0.5
 LOOK_S = 0.5
+# Time for the processes that replace ranks to start and to import the engine.
+REPLACE_S = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -57,19 +67,43 @@ class Worker:
     process: psutil.Process | None = None
     stats: RankStats | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is on this node, exists and has not been stopped."""
+        with suppress(psutil.NoSuchProcess):
+            stopped = (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+            return self.process is not None and self.process.status() not in stopped
+        return False
+
     def __str__(self) -> str:
         return f"rank {self.rank}" + (f" on node {self.facts.host}" if self.facts else "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """An adapter that the ranks have loaded, and the digest of its files."""
+
+    source: str
+    digest: str
+
+
 @dataclass(eq=False, slots=True)
 class RayTeam:
-    """Team over actors. `machine`, `load`, `gather` and `ready` run in the thread of start-up."""
+    """Team over actors. `machine`, `load`, `gather` and `ready` run in the thread of start-up.
+
+    start:  starts the actor of a rank, given the rank and the end of its name; None = no rank is
+            replaced
+    """
 
     config: ServeConfig
     workers: Sequence[Worker]
+    start: StartRank | None = None
     _host: Host | None = None
     _loading: list[Future[None]] = field(default_factory=list)
     _failure: Exception | None = None
+    _adapters: dict[int, _Adapter] = field(default_factory=dict)
+    _reloading: list[tuple[Worker, _Adapter, Future[AdapterFacts]]] = field(default_factory=list)
+    _num_replaced: int = 0
 
     @classmethod
     def placed(cls, config: ServeConfig, replica_id: str) -> RayTeam:
@@ -88,9 +122,9 @@ class RayTeam:
                 "placement group for them; deploy it with remora.deployments.app:build"
             )
         model = served_name(config, Path(config.model.path))
-        workers = []
-        for rank in range(1, config.parallel.num_ranks):
-            name = f"remora:{model}:{replica_id}:rank{rank}"
+
+        def start(rank: int, suffix: str) -> Worker:
+            name = f"remora:{model}:{replica_id}:rank{rank}{suffix}"
             actor = ray.remote(EngineWorker).options(
                 name=name,
                 max_restarts=0,
@@ -99,8 +133,10 @@ class RayTeam:
                 ),
                 **rank_options(config),
             )
-            workers.append(Worker(rank, name, actor.remote(config, rank)))
-        return cls(config, workers)
+            return Worker(rank, name, actor.remote(config, rank))
+
+        ranks = range(1, config.parallel.num_ranks)
+        return cls(config, [start(rank, "") for rank in ranks], start)
 
     @property
     def notes(self) -> list[str]:
@@ -120,7 +156,7 @@ class RayTeam:
         here = ray.get_runtime_context().get_node_id()
         asked = [(worker, worker.actor.facts.remote().future()) for worker in self.workers]
         for worker, answer in asked:
-            worker.facts = self._wait(worker, answer)
+            worker.facts = self._wait(worker, answer, REPLACE_S if self._num_replaced else None)
             worker.is_here = worker.facts.node_id == here
             if worker.is_here:
                 with suppress(psutil.NoSuchProcess):
@@ -158,6 +194,9 @@ class RayTeam:
             answer = worker.actor.load.remote(plan, self._host.meeting).future()
             self._loading.append(answer)
             answer.add_done_callback(self._on_loaded(worker))
+            for lora_id, adapter in self._adapters.items():
+                reloaded = worker.actor.prepare_adapter.remote(lora_id, adapter.source).future()
+                self._reloading.append((worker, adapter, reloaded))
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
         """Wait for the ranks to join. Raises a rank's error."""
@@ -173,6 +212,9 @@ class RayTeam:
         """Wait until the ranks can step. Raises a rank's error."""
         for worker, answer in zip(self.workers, self._loading, strict=True):
             self._wait(worker, answer)
+        for worker, adapter, answer in self._reloading:
+            if self._wait(worker, answer).digest != adapter.digest:
+                raise EngineError(f"{worker}: the files of {adapter.source} have changed")
 
     def give_up(self, failure: Exception) -> None:
         """End the start-up, from any thread: every wait for a rank raises `failure`."""
@@ -180,16 +222,54 @@ class RayTeam:
         if self._host is not None:
             self._host.close()
 
-    def _wait(self, worker: Worker, answer: Future[Any]) -> Any:
+    @property
+    def can_replace(self) -> bool:
+        """Whether `replace` may be called: all ranks are on this node.
+
+        Of another node it is unknown whether it still exists.
+        """
+        return self.start is not None and all(worker.is_here for worker in self.workers)
+
+    def lost_ranks(self, failure: EngineError) -> frozenset[int]:
+        """Return the ranks that caused a failure; all of them if that is unknown."""
+        gone = {worker.rank for worker in self.workers if not worker.is_running}
+        if isinstance(failure, RankLost) and failure.rank is not None:
+            gone.add(failure.rank)
+        return frozenset(gone) or self.all_ranks
+
+    @property
+    def all_ranks(self) -> frozenset[int]:
+        """The ranks other than 0."""
+        return frozenset(worker.rank for worker in self.workers)
+
+    def replace(self, lost: frozenset[int]) -> None:
+        """Kill ranks, and start others in their places, for another start-up of all.
+
+        In the replica's own thread. The others leave their group; they load their shards again, and
+        all load the adapters that they had.
+        """
+        assert self.start is not None
+        self._close_host()
+        self._failure, self._loading, self._reloading = None, [], []
+        self._num_replaced += 1
+        _kill([worker for worker in self.workers if worker.rank in lost])
+        suffix = f":{self._num_replaced}"
+        self.workers = [
+            self.start(worker.rank, suffix) if worker.rank in lost else worker
+            for worker in self.workers
+        ]
+        for worker in self.workers:
+            worker.actor.leave.remote()
+
+    def _wait(self, worker: Worker, answer: Future[Any], timeout_s: float | None = None) -> Any:
         """Wait for a rank's answer. Raises the rank's error, or that of the start-up."""
-        deadline = time.monotonic() + self.config.parallel.join_timeout_s
+        timeout_s = timeout_s or self.config.parallel.join_timeout_s
+        deadline = time.monotonic() + timeout_s
         while not wait({answer}, LOOK_S).done:
             if self._failure is not None:
                 raise self._failure
             if time.monotonic() > deadline:
-                raise EngineError(
-                    f"{worker} did not join within {self.config.parallel.join_timeout_s:g} s"
-                )
+                raise EngineError(f"{worker} did not join within {timeout_s:g} s")
         return _result(worker, answer)
 
     def _address(self) -> str | None:
@@ -205,7 +285,8 @@ class RayTeam:
             try:
                 _result(worker, answer)
             except Exception as error:  # a boundary: raised by every wait for the rank
-                self.give_up(error)
+                if answer in self._loading:  # of this start-up
+                    self.give_up(error)
 
         return note
 
@@ -231,42 +312,62 @@ class RayTeam:
             # If this process or the whole machine stalled, the answer is read now.
             await asyncio.wait({answer}, timeout=GRACE_S)
             if not answer.done():
-                on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
+                on_failure(
+                    RankLost(
+                        f"{_capital(worker)} has not answered for {timeout_s:g} s.", worker.rank
+                    )
+                )
             elif isinstance(error := answer.exception(), RayError):
-                on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
+                on_failure(
+                    RankLost(f"{_capital(worker)} has failed: {_first_line(error)}", worker.rank)
+                )
             elif error is None:
                 worker.stats = answer.result()
 
     def prepare_adapter(self, lora_id: int, source: str) -> list[Awaitable[AdapterFacts]]:
         """Load an adapter at each rank; a rank's answer raises that rank's error."""
         return [
-            _answered(worker, worker.actor.prepare_adapter.remote(lora_id, source))
+            self._prepared(
+                worker, worker.actor.prepare_adapter.remote(lora_id, source), lora_id, source
+            )
             for worker in self.workers
         ]
 
+    async def _prepared(
+        self, worker: Worker, answer: Awaitable[AdapterFacts], lora_id: int, source: str
+    ) -> AdapterFacts:
+        with _errors_of(worker, InvalidAdapter):
+            facts = await answer
+        self._adapters[lora_id] = _Adapter(source, facts.digest)
+        return facts
+
     async def discard_adapter(self, lora_id: int) -> None:
         """Free an adapter at each rank; ranks that have ended are ignored."""
+        self._adapters.pop(lora_id, None)
         gone = [worker.actor.discard_adapter.remote(lora_id) for worker in self.workers]
         await asyncio.gather(*gone, return_exceptions=True)
 
     def kill(self) -> None:
-        """Kill the ranks, stopped ones too, without waiting."""
-        import ray
+        """Kill the ranks, stopped ones too, without waiting. No rank is replaced afterwards."""
+        self.start = None
+        self.give_up(EngineError("The replica ends."))
+        ended, self.workers = self.workers, ()
+        _kill(ended)
 
+    def _close_host(self) -> None:
         if self._host is not None:
             self._host.close()
-        workers, self.workers = self.workers, ()
-        for worker in workers:
-            with suppress(Exception):  # a boundary: the actor or Ray may be gone
-                ray.kill(worker.actor)
-            if worker.process is not None:
-                with suppress(psutil.NoSuchProcess):
-                    worker.process.kill()  # a stopped process ignores Ray's request
 
 
-async def _answered(worker: Worker, answer: Awaitable[AdapterFacts]) -> AdapterFacts:
-    with _errors_of(worker, InvalidAdapter):
-        return await answer
+def _kill(workers: Sequence[Worker]) -> None:
+    import ray
+
+    for worker in workers:
+        with suppress(Exception):  # a boundary: the actor or Ray may be gone
+            ray.kill(worker.actor)
+        if worker.process is not None:
+            with suppress(psutil.NoSuchProcess):
+                worker.process.kill()  # a stopped process ignores Ray's request
 
 
 def _result(worker: Worker, answer: Future[Any]) -> Any:

@@ -11,11 +11,10 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
@@ -23,6 +22,7 @@ from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.fast_import import fast_import
 from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources
 
@@ -54,7 +54,10 @@ class RankFacts:
 
 
 class EngineWorker:
-    """One rank. Its owner calls `facts`, then `load`, then `ping` periodically."""
+    """One rank. Its owner calls `facts`, then `load`, then `ping` periodically.
+
+    When others are lost, the owner calls `leave`, and then `load` for the next group.
+    """
 
     def __init__(self, config: ServeConfig, rank: int) -> None:
         self._config = config
@@ -62,7 +65,12 @@ class EngineWorker:
         self._path: Path | None = None
         self._pool: AdapterPool | None = None
         self._follower: Follower | None = None
+        self._thread: threading.Thread | None = None
+        self._stays = threading.Event()  # although it has lost rank 0
+        self._changing = asyncio.Lock()
         self._sources = Sources.configured(config.lora)
+        self._has_pool = asyncio.Event()
+        self._preparing: dict[int, asyncio.Task[Any]] = {}
 
     async def facts(self) -> RankFacts:
         """Find the model on this node. Raises ConfigError."""
@@ -71,13 +79,28 @@ class EngineWorker:
     async def load(self, plan: EnginePlan, meeting: Meeting) -> None:
         """Load this rank's shard, join the group, and start to follow. Raises the rank's error."""
         loaded: Future[None] = Future()
-        threading.Thread(
-            target=self._follow,
-            args=(plan, meeting, loaded),
-            name=f"remora-rank{self._rank}",
-            daemon=True,
-        ).start()
+        async with self._changing:
+            self._stays = threading.Event()
+            self._thread = threading.Thread(
+                target=self._follow,
+                args=(plan, meeting, loaded),
+                name=f"remora-rank{self._rank}",
+                daemon=True,
+            )
+            self._thread.start()
         await asyncio.wrap_future(loaded)
+        self._has_pool.set()
+
+    async def leave(self) -> None:
+        """Leave the group and free the model; nothing if it has joined none."""
+        self._stays.set()
+        self._has_pool.clear()
+        async with self._changing:
+            if self._follower is not None:
+                self._follower.close()
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join)
+            self._thread = self._follower = self._pool = None
 
     async def ping(self) -> RankStats | None:
         """Return this rank's counters, None until it follows or if metrics.per_rank is off."""
@@ -87,23 +110,40 @@ class EngineWorker:
         return RankStats.here(num_steps=follower.num_steps, step_time_s=follower.step_time_s)
 
     async def prepare_adapter(self, lora_id: int, source: str) -> AdapterFacts:
-        """Fetch an adapter on this node and keep this rank's shard. Raises the rank's error."""
+        """Fetch an adapter on this node and keep this rank's shard. Raises the rank's error.
+
+        Waits until the model is loaded.
+        """
+        preparing = asyncio.current_task()
+        assert preparing is not None
+        self._preparing[lora_id] = preparing
+        try:
+            await self._has_pool.wait()
+            return await self._prepare(lora_id, source)
+        finally:
+            if self._preparing.get(lora_id) is preparing:
+                del self._preparing[lora_id]
+
+    async def _prepare(self, lora_id: int, source: str) -> AdapterFacts:
         assert self._pool is not None
         folder = await asyncio.to_thread(self._sources.fetch, source)
         return await asyncio.to_thread(self._pool.prepare, lora_id, folder)
 
     async def discard_adapter(self, lora_id: int) -> None:
-        """Free an adapter's shard."""
-        assert self._pool is not None
-        self._pool.discard(lora_id)
+        """Free an adapter's shard, once it is not being loaded any more."""
+        if (preparing := self._preparing.get(lora_id)) is not None:
+            await asyncio.wait({preparing})
+        if self._pool is not None:
+            self._pool.discard(lora_id)
 
     def _find(self) -> RankFacts:
         import ray
 
-        from remora.engine.launch import read_machine
-        from remora.engine.models.facts import read_model_facts
-        from remora.engine.weights.resolve_model import resolve_model
-        from remora.lora.setup import digests
+        with fast_import():  # torch
+            from remora.engine.launch import read_machine
+            from remora.engine.models.facts import read_model_facts
+            from remora.engine.weights.resolve_model import resolve_model
+            from remora.lora.setup import digests
 
         host = os.uname().nodename
         try:
@@ -140,5 +180,5 @@ class EngineWorker:
             follower.run()
         except Exception:  # a boundary: rank 0 has the error
             log.exception("ranks: rank %d has failed", self._rank)
-        time.sleep(ORPHAN_S)
-        os._exit(1)
+        if not self._stays.wait(ORPHAN_S):
+            os._exit(1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from remora.configs.errors import EngineError
+from remora.configs.errors import EngineError, RankLost
 from remora.engine.parallel.channel import read_message
 from remora.engine.parallel.wire import (
     Failed,
@@ -132,7 +132,8 @@ class ChannelFollowers:
         rank, failed = self._first_failure()
         if self._is_closed:
             return
-        failure = EngineError(f"Rank {rank} has failed: {failed.reason}.")
+        lost = None if failed.second_hand else rank
+        failure = RankLost(f"Rank {rank} has failed: {failed.reason}.", lost)
         with self._lock:
             self.failure = failure
             callback = self._on_failure

@@ -85,6 +85,10 @@ class EagerForward:
         assert self._hidden is not None, "no step has run"
         return self._hidden[first:last]
 
+    def rejoin(self, group: Group) -> None:
+        """Use another group of the same layout from now on; the memory for KV stays."""
+        self._group = group
+
     def close(self) -> None:
         """Do nothing: no thread runs, and the group has its own owner."""
 

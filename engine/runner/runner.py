@@ -121,6 +121,20 @@ class LocalRunner:
         self._forward = forward
         self._sampler.token_sampler = token_sampler
 
+    def rejoin(self, followers: Followers, group: Group) -> None:
+        """Replace lost ranks by others, which know no rows; rank 0's rows are dropped, too.
+
+        Steps that have begun will have no result.
+        """
+        self._followers.close()
+        self._group.close()
+        self._followers, self._group = followers, group
+        self._steps.clear()
+        self._finished.clear()
+        self._prompts.clear()
+        self._shown.clear()
+        self._sampler.drop_rows()
+
     def close(self) -> None:
         """Stop the followers, the sampler, the forward pass and the group."""
         self._followers.close()

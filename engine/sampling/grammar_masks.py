@@ -138,6 +138,14 @@ class RowMasks:
                 self.add_row(replace(held[source].restarted(), row=row))
         self.accept(np.array(rows, np.int32), np.array(token_ids, np.int64))
 
+    def drop_rows(self) -> None:
+        """Forget all rows, once masks that are being filled need them no more."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._finish(begun.work)
+        self._constraints.clear()
+        self._failed.clear()
+
     def holds(self, row: int) -> bool:
         """Return whether the row has a constraint, or had one that failed."""
         return row in self._constraints or row in self._failed

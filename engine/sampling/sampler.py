@@ -236,6 +236,16 @@ class Sampler:
                 self._edits[row] = edits[source].after(token_id)
         self._masks.move(rows, sources, token_ids)
 
+    def drop_rows(self) -> None:
+        """Forget all rows, also in the middle of a step."""
+        self._edits.clear()
+        self._processed.clear()
+        self._filters.clear()
+        self._num_logprobs.clear()
+        self._beams.clear()
+        self._prepared = (None, None)
+        self._masks.drop_rows()
+
     def possible_drafts(self, drafts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
         """Return how many of the drafts of each (row, drafts) its constraint does not exclude.
 

@@ -70,6 +70,13 @@ class AdapterSlots:
         if slot is not None:
             self._free.append(slot)
 
+    def clear(self) -> None:
+        """Free all slots, whose contents are lost, while no sequence runs; pins stay."""
+        if self._users:
+            raise InvariantViolated(f"adapters {list(self._users)} are in use")
+        self._free += self._slots.values()
+        self._slots.clear()
+
     def check_integrity(self, users: dict[int, int]) -> None:
         """Raise InvariantViolated unless slots are consistent.
 

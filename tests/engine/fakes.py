@@ -94,6 +94,7 @@ class FakeRunner:
         self.begun: StepPlan | None = None
         self.work: deque[Callable[[], StepResult | None]] = deque()
         self.num_ended = 0
+        self.is_closed = False
 
     def begin(self, plan: StepPlan) -> None:
         if self.error is not None:
@@ -207,7 +208,7 @@ class FakeRunner:
         return page * self.page_size + position % self.page_size
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 def make_plan(**changes: object) -> EnginePlan:

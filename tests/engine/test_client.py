@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import pytest
 
 from remora.configs.errors import EngineError, InvalidRequest, NotFinite, QueueFull, Unavailable
 from remora.engine.client import LocalEngineClient
+from remora.engine.engine import Engine
 from remora.engine.kv.hashes import page_hashes
 from remora.engine.types import (
     NOT_FINITE,
@@ -22,7 +23,13 @@ from remora.engine.types import (
     SamplingParams,
     StepPlan,
 )
-from tests.engine.fakes import FakeRunner, MakeClient, expected_output
+from tests.engine.fakes import (
+    FakeRunner,
+    MakeClient,
+    expected_output,
+    make_engine,
+    make_plan,
+)
 from tests.moments import cancelled, nothing_left
 
 
@@ -311,3 +318,140 @@ async def test_a_question_that_is_cancelled_at_any_moment_is_forgotten(
             ):
                 await cancelled(asking, moment, again=again)
             assert not client._questions
+
+
+class Repairs:
+    """Repairs a client's engine when the test says so."""
+
+    def __init__(self, client: LocalEngineClient, runner: FakeRunner, engine: Engine) -> None:
+        self.client, self.runner, self.engine = client, runner, engine
+        self.may_go_on = asyncio.Event()
+        self.error: Exception | None = None
+        self.failures: list[str] = []
+        client.repair_with(self.repair)
+
+    async def repair(self, failure: EngineError) -> None:
+        self.failures.append(str(failure))
+        await self.may_go_on.wait()
+        if self.error is not None:
+            raise self.error
+        await self.client.restart(self.work, stop_s=10)
+
+    def work(self) -> None:
+        self.runner.error = None
+        self.runner.work.clear()
+        self.runner.memory.clear()
+        self.engine.restart()
+
+
+@pytest.fixture
+async def repairs(runner: FakeRunner) -> AsyncIterator[Repairs]:
+    engine = make_engine(make_plan(max_model_len=4096, num_pages=1200), runner)
+    client = LocalEngineClient(engine, None)
+    yield Repairs(client, runner, engine)
+    client.close()
+
+
+async def fail(repairs: Repairs) -> None:
+    """Let the engine fail in the middle of an answer."""
+    stream = await begin(repairs.client, "lost")
+    repairs.runner.error = EngineError("rank 1 is gone")
+    with pytest.raises(EngineError, match="rank 1 is gone"):
+        [output async for output in stream]
+
+
+async def test_requests_wait_while_the_engine_is_repaired(repairs: Repairs) -> None:
+    client = repairs.client
+    right = await collect(client, make_request())
+    await fail(repairs)
+
+    client.check_health()
+    waiting = asyncio.create_task(collect(client, make_request("waits")))
+    aborted = asyncio.create_task(collect(client, make_request("aborted", max_tokens=4000)))
+    asked = asyncio.create_task(client.page_hashes(9))
+    await asyncio.sleep(0)
+    assert await client.abort("aborted") == 1
+    assert not waiting.done()
+    repairs.may_go_on.set()
+
+    async with asyncio.timeout(20):
+        assert await asked == b""  # the cache is empty
+        assert _ids(await waiting) == _ids(right)
+        assert (await aborted)[-1].finish_reason is FinishReason.ABORT
+        await settle(client)
+    assert repairs.failures == ["rank 1 is gone"]
+    assert client.num_failures == 1
+    repairs.engine.check_integrity()
+    assert client.stats().num_held_pages == 0
+
+
+def _ids(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def test_an_engine_fails_again_and_is_repaired_again(repairs: Repairs) -> None:
+    repairs.may_go_on.set()
+    for _ in range(3):
+        await fail(repairs)
+        outputs = await asyncio.wait_for(collect(repairs.client, make_request()), 20)
+        assert _ids(outputs) == expected_output([1, 2, 3], 6)
+    assert repairs.client.num_failures == 3
+
+
+async def test_what_cannot_be_repaired_ends_the_requests_that_wait(repairs: Repairs) -> None:
+    await fail(repairs)
+    waiting = asyncio.create_task(collect(repairs.client, make_request("waits")))
+    await asyncio.sleep(0)
+    repairs.error = EngineError("no place for rank 1")
+    repairs.may_go_on.set()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError, match="rank 1 is gone"):
+            await waiting
+        assert str(await repairs.client.failed()) == "rank 1 is gone"
+    with pytest.raises(EngineError, match="rank 1 is gone"):
+        repairs.client.check_health()
+
+
+async def test_closing_ends_the_requests_that_wait_for_a_repair(
+    repairs: Repairs, runner: FakeRunner
+) -> None:
+    await fail(repairs)
+    waiting = asyncio.create_task(collect(repairs.client, make_request("waits")))
+    await asyncio.sleep(0)
+
+    repairs.client.close()
+    repairs.may_go_on.set()
+
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError):
+            await waiting
+    assert runner.is_closed
+
+
+async def test_a_step_that_does_not_end_cannot_be_repaired() -> None:
+    runner = GatedRunner()
+    engine = make_engine(make_plan(), runner)
+    client = LocalEngineClient(engine, None)
+    reasons: list[str] = []
+
+    async def repair(failure: EngineError) -> None:
+        try:
+            await client.restart(engine.restart, stop_s=0.05)
+        except EngineError as error:
+            reasons.append(str(error))
+            raise
+
+    client.repair_with(repair)
+    asking = asyncio.create_task(collect(client, make_request()))
+    while runner.num_asked == 0:
+        await asyncio.sleep(0.005)
+    client.fail(EngineError("rank 1 hangs"))
+
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError, match="rank 1 hangs"):
+            await asking
+        await client.failed()
+    assert reasons == ["The step in progress has not ended for 0.05 s."]
+    runner.gate.release()
+    client.close()

@@ -34,7 +34,8 @@ NODE = "here"
 class Replica:
     """A replica of a scripted engine; `kill` ends it abruptly, like kill -9.
 
-    seen:  the route of each request it received
+    seen:          the route of each request it received
+    num_failures:  of its engine, after which it was repaired
     """
 
     def __init__(self, name: str, server: FakeServer | None = None, *, node_id: str = NODE) -> None:
@@ -42,9 +43,11 @@ class Replica:
         self.server = server or FakeServer()
         self.seen: list[RouteKey] = []
         self._dead = asyncio.Event()
+        self.num_failures = 0
         self.relay = Relay(
             lambda: make_app(self.server),
             self.server.client.check_health,
+            num_failures=lambda: self.num_failures,
             own_ids=lambda: (node_id, name),
         )
 

@@ -108,13 +108,16 @@ async def test_a_client_that_leaves_ends_its_request_on_the_replica() -> None:
     assert len(replica.server.client.closed) == 1
 
 
-@pytest.mark.parametrize("kills", [True, False], ids=["killed", "engine failed"])
-async def test_a_request_whose_replica_dies_is_answered_by_another(kills: bool) -> None:
+@pytest.mark.parametrize("what", ["killed", "engine failed", "engine repaired"])
+async def test_a_request_whose_replica_dies_is_answered_by_another(what: str) -> None:
     doomed, other = Replica("one", make_slow()), Replica("two")
     async with gateway(ready(doomed, other)) as client:
         asking = await begin(client, doomed)
-        if kills:
+        if what == "killed":
             doomed.kill()
+        elif what == "engine repaired":
+            doomed.num_failures += 1
+            gate_of(doomed.server).set()
         else:
             doomed.server.client.health_error = EngineError("the loop is dead")
             gate_of(doomed.server).set()

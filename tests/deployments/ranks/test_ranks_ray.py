@@ -179,6 +179,8 @@ def test_a_dead_rank_and_a_stopped_one_are_told_of_and_replaced(app: str) -> Non
         assert reader.errors() == ([] if reader.is_complete else ["engine_failed"]), reader.lines
     after = until_two_others({dead, stopped})
     assert not {dead_pid, stopped_pid} & set(after.values())
+    # Their replicas have gone on.
+    assert {name.split(":")[2] for name in after} == {name.split(":")[2] for name in before}
     assert text_of(app, make_body(1))
     assert until_gone(lambda: [str(g) for g in placement_groups()][2:]) == []
     for pid in (dead_pid, stopped_pid):

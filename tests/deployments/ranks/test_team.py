@@ -10,96 +10,34 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector, RankStats
-from remora.deployments.ranks.team import RayTeam, Worker
+from remora.deployments.ranks.team import RayTeam
 from remora.deployments.ranks.worker import RankFacts
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.connect import listen
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.rendezvous import join
+from tests.deployments.ranks.actors import (
+    CONFIG,
+    FACTS,
+    PLAN,
+    FakeActor,
+    make_task_error,
+    team_of,
+)
 from tests.engine.configured import MACHINE, MODEL
-from tests.engine.fakes import make_plan
 from tests.moments import cancelled, nothing_left
-
-CONFIG = parse_args({"model": {"path": "m"}, "parallel": {"tp_size": 3, "rank_timeout_s": 0.1}})
-NO_PROCESS = 2**22 + 1  # more than Linux numbers
-FACTS = RankFacts(pid=NO_PROCESS, node_id="here", host="gpu-7", machine=MACHINE, model=MODEL)
-PLAN = make_plan(tp_size=3, step_timeout_s=5.0)
-
-
-@dataclass
-class Answer:
-    """What calling an actor gives: to be waited for in a thread, or awaited."""
-
-    value: Future[Any]
-
-    def future(self) -> Future[Any]:
-        return self.value
-
-    def __await__(self) -> Any:
-        return asyncio.wrap_future(self.value).__await__()
-
-
-@dataclass
-class FakeActor:
-    """Answers at once unless `load` or `ping` are futures of the test."""
-
-    facts_or_error: RankFacts | Exception = FACTS
-    loaded: Future[Any] = field(default_factory=Future)
-    pinged: Future[Any] = field(default_factory=Future)
-    meetings: list[Any] = field(default_factory=list)
-
-    def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=lambda *given: Answer(self._call(method, *given)))
-
-    def _call(self, method: str, *given: Any) -> Future[Any]:
-        if method == "load":
-            self.meetings.append(given[1])
-            return self.loaded
-        if method == "ping":
-            return self.pinged
-        answer: Future[Any] = Future()
-        if isinstance(self.facts_or_error, Exception):
-            answer.set_exception(self.facts_or_error)
-        else:
-            answer.set_result(self.facts_or_error)
-        return answer
-
-
-def make_task_error(cause: Exception) -> RayTaskError:
-    return RayTaskError("load", "a long traceback", cause)
-
-
-@pytest.fixture
-def actors() -> list[FakeActor]:
-    return [FakeActor(), FakeActor(replace(FACTS, host="gpu-8"))]
-
-
-@pytest.fixture
-def team(actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch) -> RayTeam:
-    return team_of(actors, monkeypatch)
-
-
-def team_of(actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch, **keys: Any) -> RayTeam:
-    here = SimpleNamespace(get_node_id=lambda: "here")
-    monkeypatch.setattr("ray.get_runtime_context", lambda: here)
-    monkeypatch.setattr("ray.kill", lambda actor: None)
-    workers = [Worker(rank, f"w{rank}", actor) for rank, actor in enumerate(actors, start=1)]
-    parallel = CONFIG.parallel.model_copy(update=keys)
-    return RayTeam(CONFIG.model_copy(update={"parallel": parallel}), workers)
 
 
 def test_plans_are_made_for_the_poorest_machine(team: RayTeam, actors: list[FakeActor]) -> None:
@@ -323,7 +261,7 @@ async def test_a_replica_gives_its_ranks_as_long_as_is_written(
     engine._watch(client)  # type: ignore[arg-type]
     async with asyncio.timeout(10):
         failure = await client.failed
-    for task in engine._tasks:
+    for task in engine._watchers():
         task.cancel()
 
     assert failure == "Rank 2 on node gpu-8 has not answered for 0.07 s."

@@ -84,3 +84,30 @@ async def test_a_rank_answers_while_it_follows_and_ends_after_rank_0(
 
     await asyncio.to_thread(following.join, 20.0)
     assert codes == [1]
+
+
+async def test_a_rank_that_leaves_joins_the_next_group(
+    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(worker_module, "ORPHAN_S", 0.0)
+    monkeypatch.setattr("os._exit", codes.append)
+    path = tiny_checkpoints("llama")
+    config = make_config(path)
+    worker = EngineWorker(config, 1)
+    worker._path = path
+    await worker.leave()  # nothing
+
+    for _ in range(3):
+        with closing(Host(None, come_s=30, exchange_s=30)) as host:
+            loading = asyncio.create_task(worker.load(plan_of(config, path), host.meeting))
+            followers, group = await asyncio.to_thread(host.gather, Layout(tp_size=2), "cpu")
+        async with asyncio.timeout(20):
+            await loading
+            await worker.leave()
+        assert worker._follower is None
+        assert not any(t.name == "remora-rank1" for t in threading.enumerate())
+        followers.close()
+        group.close()
+
+    assert codes == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.launch import build_follower
+from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
@@ -17,12 +18,16 @@ from remora.engine.protocols import NO_ADAPTERS, Adapting
 
 @dataclass
 class ThreadTeam:
-    """Team whose ranks are threads; `errors` holds what they raised."""
+    """Team whose ranks are threads; `errors` holds what they raised.
+
+    members:  the ranks that follow, or have followed, by rank; `load` begins new ones
+    """
 
     address: str | None = None
     adapting: Adapting = NO_ADAPTERS
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
+    members: dict[int, Follower] = field(default_factory=dict)
 
     def machine(self, own: MachineFacts, model: ModelFacts) -> MachineFacts:
         return own
@@ -36,7 +41,9 @@ class ThreadTeam:
 
     def follow(self, plan: EnginePlan, rank: int) -> None:
         try:
-            build_follower(plan, rank, self.host.meeting, adapting=self.adapting).run()
+            member = build_follower(plan, rank, self.host.meeting, adapting=self.adapting)
+            self.members[rank] = member
+            member.run()
         except BaseException as error:
             self.errors.append(error)
 

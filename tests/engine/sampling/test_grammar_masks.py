@@ -65,6 +65,24 @@ def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
     assert taken.words.tolist() == [[1] * len(taken.words[0])]
 
 
+def test_rows_are_dropped_once_the_masks_that_were_begun_are_filled() -> None:
+    let_go = threading.Event()
+    matcher = SlowMatcher(let_go)
+    masks = make_masks(matcher, None)
+    masks.begin(ROWS)
+    let_go.set()
+
+    masks.drop_rows()
+
+    assert len(matcher.threads) == 1
+    assert not masks.holds(0)
+    assert masks.take(ROWS) is None
+    masks.add_row(make_row(0, [10], grammar=ToyGrammar(("a",))))
+    masks.begin(ROWS[:1])
+    assert masks.take(ROWS[:1]) is not None
+    masks.close()
+
+
 def test_without_constrained_rows_nothing_starts() -> None:
     masks = make_masks(None, None)
     before = threading.active_count()

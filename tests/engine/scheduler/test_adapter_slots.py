@@ -80,3 +80,20 @@ def test_an_adapter_in_use_cannot_be_forgotten_nor_released_twice() -> None:
     slots.release(1)
     with pytest.raises(InvariantViolated, match="more often"):
         slots.release(1)
+
+
+def test_slots_whose_contents_are_lost_are_free_and_pins_stay() -> None:
+    slots = AdapterSlots(2)
+    slots.acquire(1)
+    with pytest.raises(InvariantViolated, match="in use"):
+        slots.clear()
+    slots.release(1)
+    use(slots, 2)
+    slots.pin(2, pinned=True)
+
+    slots.clear()
+
+    slots.check_integrity({})
+    assert slots.by_lora_id == {}
+    assert use(slots, 2, 1, 3, 2) == [True, True, True, False]
+    assert slots.num_evicted == 1
