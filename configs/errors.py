@@ -17,6 +17,7 @@
         StepTimeout            a step has run for longer than engine.step_timeout_s
         InvariantViolated      a bug in remora, found by a check
         NotFinite              a request's logits are NaN or infinite
+        RankLost               another rank than 0 has failed; rank 0 is unharmed
         RequestCrashed         several replicas failed on this request; it must not be retried
 
 Messages say what was found, what is allowed, and what to do. Every class keeps its arguments in

@@ -212,8 +212,8 @@ class RayTeam:
         """Wait until the ranks can step. Raises a rank's error."""
         for worker, answer in zip(self.workers, self._loading, strict=True):
             self._wait(worker, answer)
-        for worker, adapter, answer in self._reloading:
-            if self._wait(worker, answer).digest != adapter.digest:
+        for worker, adapter, reloaded in self._reloading:
+            if self._wait(worker, reloaded).digest != adapter.digest:
                 raise EngineError(f"{worker}: the files of {adapter.source} have changed")
 
     def give_up(self, failure: Exception) -> None:
