@@ -230,7 +230,7 @@ struct ScaledFromLeast {
     INLINE Of(const char* block, const char*, int column)
         : scale(widened<V>((const bf16*)block + column)),
           least(widened<V>((const bf16*)block + PANEL + column)) {}
-    INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
+    INLINE V scaled(V dot, float sum) const { return fma_to_product(dot, scale, least * sum); }
   };
 };
 
@@ -244,7 +244,7 @@ struct ScaledFromLeastF16 {
     INLINE Of(const char* block, const char*, int column)
         : scale(widened<V>((const f16*)block + column)),
           least(-widened<V>((const f16*)block + PANEL + column)) {}
-    INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
+    INLINE V scaled(V dot, float sum) const { return fma_to_product(dot, scale, least * sum); }
   };
 };
 
@@ -287,7 +287,7 @@ struct LevelsFromLeast {
       scale = widened<V>((const f16*)block + column) * floats_of<V>(level);
       least = widened<V>((const f16*)block + PANEL + column) * -floats_of<V>(level + PANEL);
     }
-    INLINE V scaled(V dot, float sum) const { return fma(dot, scale, least * sum); }
+    INLINE V scaled(V dot, float sum) const { return fma_to_product(dot, scale, least * sum); }
   };
 };
 

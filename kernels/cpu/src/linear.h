@@ -134,7 +134,8 @@ uint64_t new_stage();
 // take the vectors that are adjacent.
 inline int narrowest_columns(Format format, Epilogue epilogue, bool has_updates) {
   if (HAS_TILES && (is_widened(format) || is_grouped(format))) return PANEL_VECTORS;
-  if (has_updates) return TILE_VECTORS;
+  // Updates by tiles take the columns of a gated panel as a whole.
+  if (has_updates) return HAS_TILES ? PANEL_VECTORS : TILE_VECTORS;
   return epilogue == GATED || (HAS_TILES && format == BF16) ? 2 : 1;
 }
 

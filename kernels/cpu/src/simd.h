@@ -106,7 +106,18 @@ INLINE rf fma(rf a, rf b, rf c) {
   return a * b + c;
 #endif
 }
+
+// The same by registers, for a `c` that is a product.
+INLINE vf fma_to_product(vf a, vf b, vf c) {
+  vf sum;
+  UNROLL for (int part = 0; part < PARTS; part++) {
+    const auto part_of = [&](const vf& x) { return load<rf>((const float*)&x + part * REGISTER_LANES); };
+    store((float*)&sum + part * REGISTER_LANES, fma(part_of(a), part_of(b), part_of(c)));
+  }
+  return sum;
+}
 #endif
+INLINE rf fma_to_product(rf a, rf b, rf c) { return fma(a, b, c); }
 
 // If one argument is NaN, these return b.
 INLINE vf max(vf a, vf b) {

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Rows
+from remora.kernels.cpu.build import InstructionSet, best_instruction_set, read_cpu_flags
 from remora.kernels.cpu.experts import Choices, multiply_experts, sort_pairs
 from remora.kernels.cpu.latents import multiply_heads
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
@@ -16,6 +17,9 @@ from remora.kernels.moe_rules import SILU
 from tests.kernels.cpu.products import make_batch, make_rows, multiply, one_step, pack_alone
 
 MANY_THREADS = 24
+# Rows that a tile of registers has room for (`TILE_ROWS` in src/simd.h).
+HAS_AVX512 = best_instruction_set(read_cpu_flags()) in (InstructionSet.AMX, InstructionSet.AVX512)
+TILE_ROWS = 6 if HAS_AVX512 else 3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_heads_have_the_bits_of_one_thread(each_team: Team, num_tokens: int) -> 
         (1, 5, 2, 10),  # halves
         (1, 6, 8, 24),  # quarters: vectors
         (1, 1, 64, 4),  # never narrower
-        (8, 2, 8, 16),  # two tiles of rows, too
+        (2 * TILE_ROWS, 2, 8, 16),  # two tiles of rows, too
         (64, 12, 8, 24),  # rows, so that panels stay whole
         (64, 2, 2, 8),  # many rows: as many for each thread
         (0, 2, 2, 0),
