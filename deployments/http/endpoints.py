@@ -80,5 +80,7 @@ ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 OLLAMA_ROUTES = ollama_generation(EMBEDDINGS)
 BATCH_ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
-    dict(zip(BATCH_PATHS, (CHAT, COMPLETIONS, RESPONSES), strict=True)) | {MESSAGES_PATH: MESSAGES}
+    dict[str, Endpoint[Any]](
+        zip((*BATCH_PATHS, MESSAGES_PATH), (CHAT, COMPLETIONS, RESPONSES, MESSAGES), strict=True)
+    )
 )

@@ -136,15 +136,19 @@ def _add(
     file = store.files.add(
         io.BytesIO(given), filename="requests.jsonl", purpose="batch", owner=owner
     )
-    return store.add(
-        endpoint=MESSAGES_PATH,
-        input_file_id=file.id,
-        owner=owner,
-        tenant=request.state.tenant,
-        model=server.plan.served_model_name,
-        metadata=None,
-        total=total,
-    )
+    try:
+        return store.add(
+            endpoint=MESSAGES_PATH,
+            input_file_id=file.id,
+            owner=owner,
+            tenant=request.state.tenant,
+            model=server.plan.served_model_name,
+            metadata=None,
+            total=total,
+        )
+    except BaseException:
+        store.files.discard(file.id)
+        raise
 
 
 def _shown(request: Request, store: BatchStore, batch: Batch) -> dict[str, Any]:

@@ -185,8 +185,11 @@ class Archive:
         return found
 
     async def ask_to_cancel(self, response_id: str) -> None:
-        """Ask the replica that makes a response in the background to cancel it."""
-        await self._put(response_id + _CANCEL, True)
+        """Ask the replica that makes a response to cancel it. Raises Unavailable."""
+        try:
+            await self._open(None).put(response_id + _CANCEL, dumps(True))
+        except _FAILURES as error:
+            raise Unavailable("The responses that are kept cannot be changed now.") from error
 
     async def is_to_be_cancelled(self, response_id: str) -> bool:
         """Return whether another replica has asked to cancel a response."""
@@ -250,7 +253,8 @@ class Archive:
         await self.find(response_id)
         try:
             found = await store.delete(response_id)
-            await store.delete(response_id + _EVENTS)
+            for ending in (_EVENTS, _CANCEL):
+                await store.delete(response_id + ending)
         except _FAILURES as error:
             raise Unavailable("The responses that are kept cannot be changed now.") from error
         if not found:

@@ -62,6 +62,11 @@ class BackgroundRun:
         self._add(self._writer.queued())
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the final response is stored."""
+        return self._final is not None
+
+    @property
     def response(self) -> dict[str, Any]:
         """The response object so far."""
         return self._final or self._writer.response_so_far(self._status)
@@ -94,7 +99,7 @@ class BackgroundRun:
             log_error(error, self.job.rid)
             events, final = self._writer.failed(error)
         self._is_ending.set()
-        await beating  # a state that it is storing must not replace the final one
+        await asyncio.wait({beating})  # a state being stored must not replace the final one
         await self._end(events, final)
 
     async def cancel(self) -> dict[str, Any]:
@@ -156,12 +161,14 @@ class BackgroundRun:
 
     async def _end(self, events: Sequence[Chunk], final: dict[str, Any]) -> None:
         archive = self.job.archive
-        if self.job.streams:
-            await archive.keep_events(self.job.rid, [*self.events, *events])
-        await archive.keep(Record(final, self._items))
-        self._final = final
-        self._add(events)
-        self._notify()
+        try:
+            if self.job.streams:
+                await archive.keep_events(self.job.rid, [*self.events, *events])
+            await archive.keep(Record(final, self._items))
+        finally:  # whatever happens, nobody may wait for ever
+            self._final = final
+            self._add(events)
+            self._notify()
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -192,7 +199,9 @@ class BackgroundRuns:
     def find(self, response_id: str, archive: Archive) -> BackgroundRun | None:
         """Return a response in progress that the caller of the archive sees."""
         run = self._runs.get(response_id)
-        return run if run is not None and archive.sees(run.job.archive.owner) else None
+        if run is None or run.has_ended or not archive.sees(run.job.archive.owner):
+            return None
+        return run
 
 
 def runs_of(server: ServerState) -> BackgroundRuns:

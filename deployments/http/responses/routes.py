@@ -66,6 +66,8 @@ def responses_routes(server: ServerState) -> APIRouter:
         run = runs_of(server).find(response_id, archive)
         if run is not None:
             await run.cancel()
+        else:  # a replica that still makes it would store it again
+            await cancel_elsewhere(archive, await archive.find(response_id))
         await archive.forget(response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 

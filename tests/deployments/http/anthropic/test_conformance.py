@@ -15,7 +15,7 @@ import pytest
 
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
 from remora.engine.types import Request
-from tests.deployments.fakes import CharTokenizer, FakeServer, make_client
+from tests.deployments.fakes import CharTokenizer, FakeServer, make_client, make_config
 from tests.deployments.http.anthropic.test_messages import ADD, HELLO, messages_of, post
 from tests.deployments.http.responses.test_response import make_parsing_server
 
@@ -178,9 +178,11 @@ FIELDS: Mapping[str, tuple[Any, Effect | int | None]] = {
 @pytest.mark.parametrize("name", FIELDS)
 async def test_a_field_has_its_effect_or_is_refused_by_name(name: str) -> None:
     value, effect = FIELDS[name]
-    others = {"tools": [ADD]} if name == "tool_choice" else {}
+    others: dict[str, Any] = {"tools": [ADD]} if name == "tool_choice" else {}
     server, plain = make_parsing_server("Paris."), make_parsing_server("Paris.")
     server.tokenizer, plain.tokenizer = (CharTokenizer("enable_thinking") for _ in range(2))
+    # Its replies do not begin within reasoning, so reasoning can be switched off.
+    server.config = plain.config = make_config(tool_parser="hermes", reasoning_parser="qwen3")
     response = await post(server, **others, **{name: value})
 
     if isinstance(effect, int):
@@ -347,7 +349,7 @@ async def test_an_edit_leaves_out_what_it_names(
 ) -> None:
     edit, results, inputs, thoughts = row
     server = make_parsing_server("x")
-    body = {"messages": turns(5), "context_management": {"edits": [edit]}}
+    body: dict[str, Any] = {"messages": turns(5), "context_management": {"edits": [edit]}}
     answer = await post(server, max_tokens=5, **body)
     sent = server.tokenizer.rendered[-1]["messages"]
     counted = (await post(server, "/count_tokens", **body)).json()

@@ -50,6 +50,7 @@ async def begin(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 async def read(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
     found: dict[str, Any] = (await client.get(f"{PATH}/{id_}")).json()
+    assert "status" in found, found
     return found
 
 
@@ -289,7 +290,7 @@ async def test_another_replica_streams_a_response_that_has_ended(tmp_path: Path)
         go_on(server)
         body = {"input": "Hi", "background": True, "stream": True}
         events = data_of(await one.post(PATH, json=body))
-        id_ = events[0]["response"]["id"]
+        (id_,) = {request.request_id.partition("#")[0] for request in server.client.requests}
         await until(other, id_, "completed")
         again = await events_of(other, id_)
 
