@@ -27,16 +27,19 @@ from remora.deployments.http.admin.routes import (
 )
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.anthropic.messages import anthropic_routes
+from remora.deployments.http.anthropic.models import model_routes
+from remora.deployments.http.batches.message_batches import MessageBatchBody
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
 from remora.deployments.http.core.auth import Access, Gate
 from remora.deployments.http.core.edge import Edge, error_answer, refused
 from remora.deployments.http.core.errors import log_error
 from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.openapi import describe_bodies
-from remora.deployments.http.core.wire_formats import dialect_of
+from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialect_of
 from remora.deployments.http.endpoints import (
     CHAT,
     CLASSIFY,
+    COMPACT,
     COMPLETIONS,
     EMBEDDINGS,
     ENCODE,
@@ -62,8 +65,10 @@ from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
-from remora.deployments.http.responses.bodies import ResponsesBody
-from remora.deployments.http.responses.response import responses_routes
+from remora.deployments.http.responses.background import answer_response
+from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody
+from remora.deployments.http.responses.compact import CompactBody
+from remora.deployments.http.responses.routes import responses_routes
 from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.sglang.score import ScoreBody
 from remora.deployments.http.shared_paths import (
@@ -76,7 +81,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
-    Route("/v1/responses", RESPONSES, ResponsesBody),
+    Route("/v1/responses", RESPONSES, ResponsesBody, answer=answer_response),
+    Route("/v1/responses/compact", COMPACT, CompactBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/v1/score", SCORE, ScoreBody),
     Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody),
@@ -91,6 +97,7 @@ GENERATION: tuple[Route, ...] = (
     *LLAMA_ROUTES,
 )
 ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
+    model_routes,  # before the routes of OpenAI's API at the same paths
     token_routes,
     information_routes,
     health_routes,
@@ -120,7 +127,9 @@ BODIES: Mapping[str, type[Body]] = {
     **LLAMA_BODIES,
     **LORA_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/responses/input_tokens": PromptBody,
     "/v1/batches": BatchBody,
+    "/v1/messages/batches": MessageBatchBody,
 }
 
 
@@ -132,7 +141,12 @@ def build_http_app(
     access:           returns the current API keys and permissions
     echo_request_id:  False if a proxy in front already returns `x-request-id`
     """
-    gate = Middleware(Gate, access=access, limit_headers=server.calls.tenants.headers)
+    tenants = server.calls.tenants
+
+    def limit_headers(tenant: str, dialect: Dialect) -> Mapping[str, str]:
+        return tenants.headers(tenant, as_anthropic=dialect is ANTHROPIC)
+
+    gate = Middleware(Gate, access=access, limit_headers=limit_headers)
     edge = Middleware(
         Edge,
         limits=lambda: server.config.limits,
@@ -167,7 +181,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         error = HTTPException(405, error.detail, {"allow": ", ".join(_methods(request))})
     log_error(error, request.state.request_id)
     refused(request.scope, error)
-    return error_answer(error, request.state.dialect)
+    return error_answer(error, request.state.dialect, request.state.request_id)
 
 
 def _methods(request: Request) -> list[str]:

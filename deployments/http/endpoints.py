@@ -10,7 +10,7 @@ from typing import Any
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.anthropic.bodies import MessagesBody
 from remora.deployments.http.anthropic.messages import prepare_message
-from remora.deployments.http.batches.input import BATCH_PATHS
+from remora.deployments.http.batches.input import BATCH_PATHS, MESSAGES_PATH
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
 from remora.deployments.http.generation.endpoint import Endpoint, Job
@@ -35,6 +35,7 @@ from remora.deployments.http.pooling.rerank import (
     prepare_rerank,
 )
 from remora.deployments.http.responses.bodies import ResponsesBody
+from remora.deployments.http.responses.compact import CompactBody, prepare_compact
 from remora.deployments.http.responses.response import prepare_response
 from remora.deployments.http.sglang.bodies import parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
@@ -68,6 +69,7 @@ CHAT = Endpoint(partial(parse, ChatBody), prepare_chat_job)
 COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion_job, kind="completion")
 GENERATE = Endpoint(parse_generate, prepare_generate, kind="completion")
 RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)
+COMPACT = Endpoint(partial(parse, CompactBody), prepare_compact)
 MESSAGES = Endpoint(partial(parse, MessagesBody), prepare_message)
 SCORE = Endpoint(parse_score, prepare_any_score, kind="any")
 EMBEDDINGS = Endpoint(partial(parse, EmbeddingsBody), prepare_embeddings, kind="pooling")
@@ -78,5 +80,7 @@ ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 OLLAMA_ROUTES = ollama_generation(EMBEDDINGS)
 BATCH_ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
-    dict(zip(BATCH_PATHS, (CHAT, COMPLETIONS, RESPONSES), strict=True))
+    dict[str, Endpoint[Any]](
+        zip((*BATCH_PATHS, MESSAGES_PATH), (CHAT, COMPLETIONS, RESPONSES, MESSAGES), strict=True)
+    )
 )

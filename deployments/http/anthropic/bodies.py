@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,7 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from remora.deployments.http.core.body_limits import AtMost, check_pieces, check_size
+from remora.deployments.http.anthropic.blocks import BY_ROLE, Block
+from remora.deployments.http.core.body_limits import AtMost, check_pieces
 from remora.deployments.http.core.fields import (
     Body,
     Count,
@@ -26,89 +25,11 @@ from remora.deployments.http.core.fields import (
     unsupported_part,
 )
 from remora.deployments.http.generation.bodies import TemplateKwargs
-from remora.deployments.http.generation.messages import CallId, ToolName
-
-# Required fields of a block by type.
-_REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "text": ("text",),
-        "thinking": ("thinking",),
-        "redacted_thinking": (),
-        "tool_use": ("id", "name", "input"),
-        "tool_result": ("tool_use_id",),
-    }
-)
-_BY_ROLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "user": ("text", "tool_result"),
-        "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-        "system": ("text",),
-    }
-)
-
-
-def _check_block_type(value: Any) -> str:
-    if isinstance(value, str) and value in _REQUIRED:
-        return value
-    raise unsupported_part(f"only blocks of these types are supported: {', '.join(_REQUIRED)}")
-
-
-def _check_result(value: Any) -> str:
-    """Return the text of a tool result."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if not isinstance(value, list):
-        raise fault("must be a text or a list of blocks of text")
-    check_size("max_parts", value)
-    return "\n".join(_check_result_part(part, index) for index, part in enumerate(value))
-
-
-def _check_result_part(part: Any, index: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind != "text":
-        raise unsupported_part(f"block [{index}] is no text, and this model takes text only")
-    if kind is None or not isinstance(part.get("text"), str):
-        raise fault(f'block [{index}] must be {{"type": "text", "text": ...}}')
-    text: str = part["text"]
-    return text
+from remora.deployments.http.generation.messages import ToolName
 
 
 def _as_blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class Block(Body):
-    """A content block: text, reasoning, a tool call, or a tool result."""
-
-    type: Annotated[
-        str,
-        PlainValidator(_check_block_type),
-        WithJsonSchema({"type": "string", "enum": list(_REQUIRED)}),
-    ]
-    text: str | None = None
-    thinking: str | None = None
-    id: CallId | None = None
-    name: ToolName | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: CallId | None = None
-    content: Annotated[
-        str, PlainValidator(_check_result), WithJsonSchema({"type": ["string", "array"]})
-    ] = ""
-    is_error: bool | None = None
-    # Fields of Anthropic's own service, without effect here.
-    signature: str | None = None
-    data: str | None = None
-    cache_control: Any = None
-    citations: Any = None
-    caller: Any = None
-    toolset_name: Any = None
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        for name in _REQUIRED[self.type]:
-            if getattr(self, name) is None:
-                raise fault(f"is required in a block of the type {self.type}", param=name)
-        return self
 
 
 Blocks = Annotated[
@@ -131,7 +52,7 @@ class Turn(Body):
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
         for index, block in enumerate(self.content):
-            if block.type not in _BY_ROLE[self.role]:
+            if block.type not in BY_ROLE[self.role]:
                 message = f"{block.type} is no block of a message of the {self.role}"
                 raise fault(message, param=f"content[{index}].type")
         return self
@@ -139,7 +60,10 @@ class Turn(Body):
 
 def _check_tool_type(value: Any) -> Any:
     if value not in (None, "custom"):
-        raise unsupported_part("only tools of the client's own are supported")
+        raise unsupported_part(
+            f"{str(value)[:64]!r} found, but only the client's own tools are supported: leave the "
+            "type out, or send custom"
+        )
     return value
 
 
@@ -176,11 +100,11 @@ class Choice(Body):
 
 
 class ThinkingConfig(Body):
-    """Reasoning switch and budget. Reasoning is always returned whole."""
+    """Reasoning switch and budget. Reasoning is returned whole, or omitted."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
-    display: Annotated[Any, only("summarized")] = None
+    display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -201,6 +125,59 @@ class OutputConfig(Body):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: Annotated[Any, only(None)] = None
+
+
+_ALL = 2**31 - 1
+CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+
+
+class Threshold(Body):
+    """A number of tokens, of tool uses, or of turns with reasoning."""
+
+    type: Literal["input_tokens", "tool_uses", "thinking_turns"]
+    value: Count
+
+
+def _all_as_number(value: Any) -> Any:
+    return {"type": "thinking_turns", "value": _ALL} if value == "all" else value
+
+
+def _check_inputs(value: Any) -> bool | list[str] | None:
+    is_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if value is None or isinstance(value, bool) or is_names:
+        found: bool | list[str] | None = value
+        return found
+    raise fault("must be true, false, or a list of names of tools")
+
+
+def _check_edit_type(value: Any) -> str:
+    if value in (CLEAR_TOOL_USES, CLEAR_THINKING):
+        return str(value)
+    raise unsupported_part(
+        f"{str(value)[:64]!r} found, but only {CLEAR_TOOL_USES} and {CLEAR_THINKING} are supported"
+    )
+
+
+class Edit(Body):
+    """What is left out of a conversation, and when."""
+
+    type: Annotated[str, PlainValidator(_check_edit_type), WithJsonSchema({"type": "string"})]
+    trigger: Threshold | None = None
+    keep: Annotated[Threshold | None, BeforeValidator(_all_as_number)] = None
+    clear_at_least: Threshold | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: Annotated[
+        bool | list[str] | None,
+        PlainValidator(_check_inputs),
+        WithJsonSchema({"type": ["boolean", "array"]}),
+    ] = None
+
+
+class ContextManagement(Body):
+    """Edits of the conversation, in order."""
+
+    edits: Annotated[list[Edit], Field(max_length=8)] = Field(default_factory=list)
 
 
 class UserMetadata(Body):
@@ -226,6 +203,8 @@ class CountTokensBody(Body):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # its place in beta versions
     chat_template_kwargs: TemplateKwargs = None
+    context_management: ContextManagement | None = None
+    mcp_servers: Annotated[Any, only([])] = None
     # Hints to Anthropic's own service, without effect here.
     cache_control: Any = None
     speed: Annotated[Any, only("standard")] = None
@@ -251,7 +230,7 @@ class MessagesBody(CountTokensBody):
     metadata: UserMetadata | None = None
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
     container: Annotated[Any, only(None)] = None
-    mcp_servers: Annotated[Any, only([])] = None
+    fallbacks: Annotated[Any, only([])] = None
     inference_geo: Any = None
     diagnostics: Any = None
     # Extensions of Anthropic's API, as in chat completions.

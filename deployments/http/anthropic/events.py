@@ -38,10 +38,12 @@ _DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
 class BlockWriter:
     """Writes one reply as blocks.
 
+    omits_thinking:  whether the blocks of reasoning have no text
     blocks:  all blocks so far; the last block has no text until it ends
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, omits_thinking: bool = False) -> None:
+        self._omits_thinking = omits_thinking
         self.blocks: list[dict[str, Any]] = []
         self._is_open = False
         self._pieces: list[str] = []
@@ -54,7 +56,7 @@ class BlockWriter:
                 case Text(text):
                     found += self._grow(TEXT, text)
                 case Reasoning(text):
-                    found += self._grow(THINKING, text)
+                    found += self._think(text)
                 case CallBegun(_, call_id, name):
                     found += self._begin(TOOL_USE, {"id": call_id, "name": name, "input": {}})
                 case CallArguments(_, text):
@@ -65,6 +67,12 @@ class BlockWriter:
         """End the reply. An empty reply gets one empty text block."""
         begun = [] if self.blocks else self._begin(TEXT, _NEW[TEXT])
         return begun + self._end()
+
+    def _think(self, text: str) -> list[Event]:
+        if not self._omits_thinking:
+            return self._grow(THINKING, text)
+        is_begun = self._is_open and self.blocks[-1]["type"] == THINKING
+        return [] if is_begun else self._begin(THINKING, _NEW[THINKING])
 
     def _grow(self, kind: str, text: str) -> list[Event]:
         found = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
+from remora.deployments.http.anthropic.context_edits import edited
 from remora.deployments.http.anthropic.events import TOOL_USE, BlockWriter
 from remora.deployments.http.anthropic.to_chat import chat_body, renames_of
 from remora.deployments.http.core.field_names import in_callers_words
@@ -28,33 +30,54 @@ from remora.engine.types import FinishReason, Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Fields of an answer that depend on the request alone.
+
+    context:         the edits of the conversation, if the request asks for some
+    omits_thinking:  whether reasoning is shown without its text
+    """
+
+    context: dict[str, Any]
+    omits_thinking: bool
+
+    def blocks(self) -> BlockWriter:
+        """Return the writer of a reply."""
+        return BlockWriter(omits_thinking=self.omits_thinking)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageJob(Job):
-    """A validated message request."""
+    """A validated message request.
+
+    shown:  what the answer repeats of the request, and how it shows reasoning
+    """
 
     chat: PreparedChat
+    shown: Shown
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the complete answer."""
-        replies, blocks = self.chat.replies(), BlockWriter()
+        replies, blocks = self.chat.replies(), self.shown.blocks()
         async for prompt, output in outputs:
             blocks.take(replies.of(prompt, output).add(output))
         blocks.finish()
         reply = replies.all[0]
         message = _message(self.chat, reply) | {"content": blocks.blocks}
-        return message | _end(reply, blocks)
+        return message | _end(reply, blocks) | self.shown.context
 
     def writer(self) -> MessageWriter:
         """Return the writer of the streamed answer."""
-        return MessageWriter(self.chat)
+        return MessageWriter(self.chat, self.shown)
 
 
 class MessageWriter(ChunkWriter):
     """Writes a message as events."""
 
-    def __init__(self, chat: PreparedChat) -> None:
+    def __init__(self, chat: PreparedChat, shown: Shown) -> None:
         self._chat = chat
+        self._shown = shown
         self._replies = chat.replies()
-        self._blocks = BlockWriter()
+        self._blocks = shown.blocks()
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
         """Return the events of one output."""
@@ -71,7 +94,7 @@ class MessageWriter(ChunkWriter):
         delta, usage = _end(reply, self._blocks), _usage(self._chat, reply)
         return [
             *last,
-            {"type": "message_delta", "delta": delta, "usage": usage},
+            {"type": "message_delta", "delta": delta, "usage": usage, **self._shown.context},
             {"type": "message_stop"},
         ]
 
@@ -122,20 +145,40 @@ async def prepare_message(
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
+    body, applied = await edited(body, partial(_count, server))
     chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
         prepared = await prepare_chat(server, chat, context)
+    has_edits = body.context_management is not None
+    shown = Shown(
+        context={"context_management": {"applied_edits": applied}} if has_edits else {},
+        omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+    )
     return MessageJob(
-        context=context, requests=(prepared.request,), streams=bool(body.stream), chat=prepared
+        context=context,
+        requests=(prepared.request,),
+        streams=bool(body.stream),
+        chat=prepared,
+        shown=shown,
     )
 
 
-async def count_tokens(server: ServerState, body: CountTokensBody) -> int:
-    """Return the number of prompt tokens of a body.
+async def count_tokens(server: ServerState, body: CountTokensBody) -> dict[str, Any]:
+    """Return Anthropic's count of the prompt tokens of a body, after its edits.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     await server.model(body.model)
+    if body.context_management is None:
+        return {"input_tokens": await _count(server, body)}
+    shorter, _ = await edited(body, partial(_count, server))
+    return {
+        "input_tokens": await _count(server, shorter),
+        "context_management": {"original_input_tokens": await _count(server, body)},
+    }
+
+
+async def _count(server: ServerState, body: CountTokensBody) -> int:
     chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
         prompt = await render(server, chat.messages, chat)
@@ -157,7 +200,6 @@ def anthropic_routes(server: ServerState) -> APIRouter:
         body = parse(CountTokensBody, raw)
         ignored = ignored_fields(body)
         headers = check_ignored(ignored, reject=server.rejects_unknown_fields)
-        num_tokens = await count_tokens(server, body)
-        return JSONAnswer({"input_tokens": num_tokens}, headers=dict(headers))
+        return JSONAnswer(await count_tokens(server, body), headers=dict(headers))
 
     return router

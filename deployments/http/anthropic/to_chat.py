@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from remora.deployments.http.anthropic.blocks import Block
 from remora.deployments.http.anthropic.bodies import (
-    Block,
     Choice,
     CountTokensBody,
     ThinkingConfig,
@@ -163,12 +163,13 @@ def _others(turn: Turn) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for block in turn.content:
         if block.type == "tool_result":
-            text = f"Error: {block.content}" if block.is_error else block.content
+            result = block.content or ""
+            text = f"Error: {result}" if block.is_error else result
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
         elif messages and messages[-1]["role"] == turn.role:
-            messages[-1]["content"] += f"\n{block.text}"
+            messages[-1]["content"] += f"\n{block.read_text}"
         else:
-            messages.append({"role": turn.role, "content": block.text})
+            messages.append({"role": turn.role, "content": block.read_text})
     return messages or [{"role": turn.role, "content": ""}]
 
 

@@ -107,6 +107,10 @@ class FileStore:
         self.find(file_id, viewer)
         self._records.delete(file_id, ".data")
 
+    def discard(self, file_id: str) -> None:
+        """Delete a file if it exists."""
+        self._records.delete(file_id, ".data")
+
     def _all(self) -> list[StoredFile]:
         records = map(self._records.read, self._records.ids())
         return [StoredFile(**record) for record in records if record]

@@ -14,6 +14,7 @@ from remora.deployments.http.core.fields import Body, Label, parse
 from remora.deployments.http.core.wire import parse_json
 
 BATCH_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MESSAGES_PATH = "/v1/messages"  # of Anthropic's message batches
 MAX_LINES = 50_000
 MAX_SHOWN_FAULTS = 100
 

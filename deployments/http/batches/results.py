@@ -18,6 +18,7 @@ from remora.deployments.http.batches.input import BatchLine
 from remora.deployments.http.core.wire import dumps
 
 MAX_STARTS = 3
+EXPIRED = "batch_expired"  # code of the error of a line that did not start in time
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Routes of /v1/files and /v1/batches; they answer 404 unless `api.batch_dir` is set."""
+"""Routes of files and of both APIs' batches; they answer 404 unless `api.batch_dir` is set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.batches.input import BATCH_PATHS
+from remora.deployments.http.batches.message_batches import message_batch_routes
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.batches.upload import MAX_PARALLEL_UPLOADS, read_upload
 from remora.deployments.http.core.auth import viewer
@@ -74,6 +75,7 @@ def batch_routes(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["batches"])
     _add_files(router, server, store)
     _add_batches(router, server, store)
+    router.include_router(message_batch_routes(server, store))
     return router
 
 
@@ -84,7 +86,7 @@ def _nothing() -> APIRouter:
         message = "Files and batches are not served here: the operator has not set api.batch_dir."
         raise HTTPException(404, message)
 
-    for path in ("files", "batches"):
+    for path in ("files", "batches", "messages/batches"):
         for end in ("", "/{rest:path}"):
             router.add_api_route(f"/v1/{path}{end}", absent, methods=["GET", "POST", "DELETE"])
     return router

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from remora.configs.errors import CapacityError, EngineError, RequestTimedOut
 from remora.deployments.http.batches.input import BatchLine, Input, read_input
-from remora.deployments.http.batches.results import MAX_STARTS, Result, Results
+from remora.deployments.http.batches.results import EXPIRED, MAX_STARTS, Result, Results
 from remora.deployments.http.batches.store import Batch, BatchStore
 from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.errors import answer_to, error_body, log_error
@@ -122,6 +122,7 @@ class _Run:
             await self._stop()
         if ending == "expired":
             lines = (*self._running.values(), *self._pending)
+            self._batch.expired = len(lines)
             await _on_disk(self._results.append, [_expired(line) for line in lines])
         await self.end(ending)
 
@@ -289,7 +290,7 @@ def _result(line: BatchLine, rid: str, status: int, body: Mapping[str, Any]) -> 
 
 
 def _expired(line: BatchLine) -> Result:
-    error = {"code": "batch_expired", "message": "The batch's time was over before its turn came."}
+    error = {"code": EXPIRED, "message": "The batch's time was over before its turn came."}
     return Result(_record(line, None, error), True)
 
 

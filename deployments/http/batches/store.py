@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from remora.configs.errors import QueueFull
 from remora.deployments.http.batches.files import KEPT_S, FileStore
+from remora.deployments.http.batches.input import BATCH_PATHS
 from remora.deployments.http.batches.results import Usage
 from remora.deployments.http.core.json_records import Records
 
@@ -31,6 +32,7 @@ _TIMES = tuple(
         *("expired", "cancelling", "cancelled"),
     )
 )
+_ENDINGS = (".cancel", ".starts", ".lock")  # of the other files of a batch
 _ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 
 
@@ -43,6 +45,7 @@ class Batch:
     output, error:  ids of the result files, generated in advance
     times:          Unix time in seconds of each status, by OpenAI's names (`in_progress_at`)
     errors:         faults of the input file, if the batch failed because of them
+    expired:        failed lines that did not start in time
     usage:          token counts of its answers, as OpenAI's object
     """
 
@@ -62,6 +65,7 @@ class Batch:
     total: int = 0
     completed: int = 0
     failed: int = 0
+    expired: int = 0
     model: str | None = None
     usage: dict[str, Any] = field(default_factory=lambda: Usage().show())
 
@@ -123,6 +127,7 @@ class BatchStore:
         tenant: str = "",
         metadata: dict[str, str] | None,
         model: str | None = None,
+        total: int = 0,
     ) -> Batch:
         """Create a batch. Raises QueueFull if MAX_OPEN_BATCHES batches are unfinished."""
         if len(self.unfinished()) >= MAX_OPEN_BATCHES:
@@ -141,6 +146,7 @@ class BatchStore:
             error=self.files.new_id(),
             model=model,
             metadata=metadata,
+            total=total,
         )
         self.save(batch)
         return batch
@@ -154,19 +160,26 @@ class BatchStore:
         record = self._records.read(batch_id)
         return Batch(**record) if record else None
 
-    def find(self, batch_id: str, viewer: str | None) -> Batch:
-        """Return a batch. Raises HTTPException 404."""
+    def find(
+        self, batch_id: str, viewer: str | None, endpoints: Collection[str] = BATCH_PATHS
+    ) -> Batch:
+        """Return a batch of these endpoints. Raises HTTPException 404."""
         batch = self.read(batch_id)
-        if batch is None or viewer not in (None, batch.owner):
+        is_seen = batch is not None and viewer in (None, batch.owner)
+        if batch is None or not is_seen or batch.endpoint not in endpoints:
             raise HTTPException(404, f"There is no batch {batch_id[:64]!r}.")
         if not batch.has_ended and self.is_cancelled(batch_id):
             batch.status = "cancelling"
         return batch
 
-    def seen_by(self, viewer: str | None) -> list[Batch]:
-        """Return the batches that a viewer sees, the newest first."""
+    def seen_by(self, viewer: str | None, endpoints: Collection[str] = BATCH_PATHS) -> list[Batch]:
+        """Return the batches of these endpoints that a viewer sees, the newest first."""
         batches = [batch for batch in map(self.read, self._records.ids()) if batch]
-        seen = [batch for batch in batches if viewer in (None, batch.owner)]
+        seen = [
+            batch
+            for batch in batches
+            if viewer in (None, batch.owner) and batch.endpoint in endpoints
+        ]
         return sorted(seen, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def unfinished(self) -> list[Batch]:
@@ -177,7 +190,7 @@ class BatchStore:
             if batch and batch.has_ended:
                 self._ended.add(batch_id)
                 if batch.created_at + KEPT_S < time.time():
-                    self._records.delete(batch_id, ".cancel", ".starts", ".lock")
+                    self._records.delete(batch_id, *_ENDINGS)
             elif batch:
                 found.append(batch)
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
@@ -185,6 +198,19 @@ class BatchStore:
     def cancel(self, batch_id: str) -> None:
         """Mark a batch as cancelled; the replica that runs it stops."""
         self._records.path(batch_id, ".cancel").touch()
+
+    def cancelled_at(self, batch_id: str) -> float | None:
+        """Return the Unix time at which a batch was marked as cancelled; None = it is not."""
+        try:
+            return self._records.path(batch_id, ".cancel").stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def delete(self, batch: Batch) -> None:
+        """Delete an ended batch and its files."""
+        self._records.delete(batch.id, *_ENDINGS)
+        for file_id in (batch.input_file_id, batch.output, batch.error):
+            self.files.discard(file_id)
 
     def is_cancelled(self, batch_id: str) -> bool:
         """Return whether a batch is marked as cancelled."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
@@ -27,6 +27,7 @@ from remora.configs.schema import ServeConfig
 from remora.configs.secrets import read_callers_keys, read_keys
 from remora.configs.sections.limits import UNNAMED
 from remora.deployments.http.core.wire import route_path
+from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics"})
 
@@ -176,7 +177,7 @@ class Gate:
     """ASGI middleware that refuses callers without a key. `Edge` answers its errors.
 
     access:         returns the current access rules
-    limit_headers:  returns the headers that report a tenant's limits
+    limit_headers:  returns the headers that report a tenant's limits, for a route's wire format
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Gate:
         app: ASGIApp,
         *,
         access: Callable[[], Access],
-        limit_headers: Callable[[str], Mapping[str, str]] = lambda _: {},
+        limit_headers: Callable[[str, Dialect], Mapping[str, str]] = lambda *_: {},
     ) -> None:
         self._app = app
         self._access = access
@@ -202,16 +203,17 @@ class Gate:
             tenant = access.tenant(headers) if role is not Role.STRANGER else ""
             state.update(access=access, owner=access.owner(headers), tenant=tenant)
             if role is not Role.STRANGER and route_path(scope) not in OPEN_PATHS:
-                send = self._reporting(tenant, send)
+                send = self._reporting(tenant, state, send)
         await self._app(scope, receive, send)
 
-    def _reporting(self, tenant: str, send: Send) -> Send:
+    def _reporting(self, tenant: str, state: Mapping[str, Any], send: Send) -> Send:
         """Return a `send` that adds the state of the tenant's limits to the answer's headers."""
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in self._limit_headers(tenant).items():
+                dialect = state.get("dialect", OPENAI)
+                for name, value in self._limit_headers(tenant, dialect).items():
                     headers[name] = value
             await send(message)
 

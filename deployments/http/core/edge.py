@@ -70,6 +70,8 @@ class Edge:
                 headers["openai-processing-ms"] = f"{(time.perf_counter() - started) * 1000:.0f}"
                 if self._echo_request_id:
                     headers["x-request-id"] = request_id
+                if id_header := state["dialect"].id_header:
+                    headers[id_header] = request_id
             await send(message)
 
         try:
@@ -82,16 +84,19 @@ class Edge:
             log_error(error, request_id)
             refused(scope, error)
             if status == 0:
-                answer = error_answer(error, state["dialect"])
+                answer = error_answer(error, state["dialect"], request_id)
                 await answer(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, status or 499)
 
 
-def error_answer(error: BaseException, dialect: Dialect = OPENAI) -> JSONAnswer:
+def error_answer(
+    error: BaseException, dialect: Dialect = OPENAI, request_id: str = ""
+) -> JSONAnswer:
     """Return the response for an error."""
-    return JSONAnswer(dialect.error(error), dialect.status(error), error_headers(error))
+    body = dialect.error_of(error, request_id)
+    return JSONAnswer(body, dialect.status(error), error_headers(error))
 
 
 def _request_id(scope: Scope) -> str:

@@ -22,6 +22,8 @@ _EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "/v1/chat/completions": {"messages": _TURNS, "max_completion_tokens": 16},
         "/v1/completions": {"prompt": _PROMPT, "max_tokens": 16},
         "/v1/responses": {"input": _PROMPT, "max_output_tokens": 16},
+        "/v1/responses/compact": {"input": _PROMPT},
+        "/v1/responses/input_tokens": {"input": _PROMPT},
         "/v1/messages": {"messages": _TURNS, "max_tokens": 16},
         "/v1/messages/count_tokens": {"messages": _TURNS},
         "/generate": {"text": _PROMPT, "sampling_params": _PARAMETERS},

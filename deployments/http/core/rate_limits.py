@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 MINUTE_S = 60.0
 
@@ -45,6 +47,15 @@ class RateLimit:
             f"x-ratelimit-limit-{what}": str(self.per_minute),
             f"x-ratelimit-remaining-{what}": str(max(0, int(self.level))),
             f"x-ratelimit-reset-{what}": show_duration(self.reset_s),
+        }
+
+    def anthropic_headers(self, what: str) -> dict[str, str]:
+        """Return Anthropic's headers. what: `requests` or `tokens`."""
+        name, reset = f"anthropic-ratelimit-{what}", time.time() + self.reset_s
+        return {
+            f"{name}-limit": str(self.per_minute),
+            f"{name}-remaining": str(max(0, int(self.level))),
+            f"{name}-reset": datetime.fromtimestamp(reset, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
 
     def _seconds_until(self, level: float) -> float:

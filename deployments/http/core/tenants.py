@@ -88,12 +88,13 @@ class Account:
         if self._tokens is not None:
             self._tokens.take(num_tokens)
 
-    def headers(self) -> dict[str, str]:
+    def headers(self, *, as_anthropic: bool = False) -> dict[str, str]:
         """Return the headers that report the limits per minute; none without limits."""
-        requests, tokens = self._requests, self._tokens
-        return ({} if requests is None else requests.headers("requests")) | (
-            {} if tokens is None else tokens.headers("tokens")
-        )
+        found: dict[str, str] = {}
+        for what, limit in (("requests", self._requests), ("tokens", self._tokens)):
+            if limit is not None:
+                found |= limit.anthropic_headers(what) if as_anthropic else limit.headers(what)
+        return found
 
 
 class Tenants:
@@ -129,9 +130,9 @@ class Tenants:
             return self._everyone
         return self._accounts.get(name) or self._accounts[UNNAMED]
 
-    def headers(self, name: str) -> Mapping[str, str]:
-        """Return the headers that report the limits of a tenant."""
-        return self.account(name).headers()
+    def headers(self, name: str, *, as_anthropic: bool = False) -> Mapping[str, str]:
+        """Return the headers that report the limits of a tenant, as OpenAI's API or Anthropic's."""
+        return self.account(name).headers(as_anthropic=as_anthropic)
 
 
 def _tenant_of(entry: TenantEntry) -> Tenant:

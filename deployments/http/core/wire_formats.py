@@ -1,4 +1,4 @@
-"""The wire format of each API: its errors, and the frames of its streams.
+"""The wire format of each API: its errors, the frames of its streams, and pages of lists.
 
 A route's format follows from its path and, for paths that several APIs share, from
 `api.generate_dialect` or the body (`shared_paths.py`).
@@ -6,12 +6,12 @@ A route's format follows from its path and, for paths that several APIs share, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from remora.configs.errors import PromptTooLong
+from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.deployments.http.core.errors import answer_to, error_body
 from remora.deployments.http.core.wire import dumps
 
@@ -52,6 +52,7 @@ class Dialect:
     last:        bytes after the last chunk or an error
     keep_alive:  bytes sent after a pause; empty = none
     media_type:  of streams
+    id_header:   header with the request's id, which errors then hold too as `request_id`; "" = none
     """
 
     error: Callable[[BaseException], dict[str, Any]] = error_body
@@ -61,6 +62,12 @@ class Dialect:
     last: bytes = b"data: [DONE]\n\n"
     keep_alive: bytes = b": keep-alive\n\n"
     media_type: str = EVENT_STREAM
+    id_header: str = ""
+
+    def error_of(self, error: BaseException, request_id: str) -> dict[str, Any]:
+        """Return the body of an error that answers a request."""
+        body = self.error(error)
+        return body | {"request_id": request_id} if self.id_header and request_id else body
 
     def error_frame(self, error: BaseException, place: int) -> bytes:
         """Return the frame of an error in a stream, with `place` chunks before it."""
@@ -70,7 +77,39 @@ class Dialect:
 
 
 def _anthropic_error(error: BaseException) -> dict[str, Any]:
-    return {"type": "error", "error": _kind_and_message(error, _ANTHROPIC_TYPES)}
+    message = error_body(error)["error"]["message"]
+    return anthropic_error(answer_to(error).status, message)
+
+
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """Return Anthropic's error object for a status."""
+    fallback = "api_error" if status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(status, fallback)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def anthropic_page(
+    items: Sequence[dict[str, Any]], limit: int, before_id: str | None, after_id: str | None
+) -> dict[str, Any]:
+    """Return Anthropic's page after or before the object of an id. Raises InvalidRequest."""
+    if before_id is not None and after_id is not None:
+        raise InvalidRequest("before_id cannot be combined with after_id.", "before_id")
+    ids = [item["id"] for item in items]
+    for name, cursor in (("before_id", before_id), ("after_id", after_id)):
+        if cursor is not None and cursor not in ids:
+            raise InvalidRequest(f"{name} is not the id of an object in this list.", name)
+    if before_id is not None:
+        items = items[: ids.index(before_id)]
+        page, has_more = items[-limit:], len(items) > limit
+    else:
+        items = items[ids.index(after_id) + 1 :] if after_id is not None else items
+        page, has_more = items[:limit], len(items) > limit
+    return {
+        "data": list(page),
+        "has_more": has_more,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
 _ANTHROPIC_TYPES = MappingProxyType(
@@ -85,12 +124,6 @@ _ANTHROPIC_TYPES = MappingProxyType(
         504: "timeout_error",
     }
 )
-
-
-def _kind_and_message(error: BaseException, kinds: Mapping[int, str]) -> dict[str, Any]:
-    status = answer_to(error).status
-    fallback = "api_error" if status >= 500 else "invalid_request_error"
-    return {"type": kinds.get(status, fallback), "message": error_body(error)["error"]["message"]}
 
 
 def _responses_event(error: BaseException, place: int) -> dict[str, Any]:
@@ -144,6 +177,7 @@ ANTHROPIC = Dialect(
     frame=_named_event,
     last=b"",
     keep_alive=_named_event({"type": "ping"}),
+    id_header="request-id",
 )
 OLLAMA = Dialect(
     error=_ollama_error,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,32 +13,36 @@ from starlette.responses import Response
 from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.sse import EventStream, while_connected
 from remora.deployments.http.core.wire import JSONAnswer, read_json, written
-from remora.deployments.http.generation.endpoint import Endpoint, open_outputs, run
+from remora.deployments.http.generation.endpoint import Endpoint, Job, open_outputs, run
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 
 Handler = Callable[[Request], Awaitable[Response]]
+Responder = Callable[[ServerState, Request, Job, Mapping[str, str]], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """The path of a generating endpoint.
 
-    body:  model of the request body, for the OpenAPI description
+    body:    model of the request body, for the OpenAPI description
+    answer:  sends the response to a job; None = `answer_job`
     """
 
     path: str
     endpoint: Endpoint[Any]
     body: type[Body]
     methods: tuple[str, ...] = ("POST",)
+    answer: Responder | None = None
 
 
 def generation_routes(server: ServerState, routes: Iterable[Route]) -> APIRouter:
     """Return the router of all generating endpoints."""
     router = APIRouter(tags=["generation"])
     for route in routes:
+        handle = handler(server, route.endpoint, route.answer or answer_job)
         for method in route.methods:
-            router.add_api_route(route.path, handler(server, route.endpoint), methods=[method])
+            router.add_api_route(route.path, handle, methods=[method])
     return router
 
 
@@ -47,7 +51,30 @@ async def read_body(server: ServerState, request: Request) -> Any:
     return await read_json(request, max_bytes=server.config.api.max_body_bytes)
 
 
-def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
+async def answer_job(
+    server: ServerState, request: Request, job: Job, headers: Mapping[str, str]
+) -> Response:
+    """Run a job for as long as its client is connected, and return its response."""
+    if not job.streams:
+        whole = await while_connected(request, run(server, job))
+        return JSONAnswer(await written(whole), headers=dict(headers))
+    async with AsyncExitStack() as held:
+        # Headers are sent only once there is a first output.
+        outputs = await while_connected(request, open_outputs(server, job, held))
+        answer = EventStream(
+            outputs,
+            job.writer(),
+            request.state.dialect,
+            request_id=request.state.request_id,
+            headers=headers,
+        )
+        held.pop_all()  # the response closes the outputs
+    return answer
+
+
+def handler(
+    server: ServerState, endpoint: Endpoint[Any], answer: Responder = answer_job
+) -> Handler:
     """Return the route of an endpoint that generates."""
 
     async def handle(request: Request) -> Response:
@@ -55,18 +82,7 @@ def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
         body = await read_body(server, request)
         if endpoint.dialect is not None:
             request.state.dialect = endpoint.dialect(body)
-        dialect = request.state.dialect
         job, headers = await endpoint.job(server, body, context)
-        if not job.streams:
-            whole = await while_connected(request, run(server, job))
-            return JSONAnswer(await written(whole), headers=dict(headers))
-        async with AsyncExitStack() as held:
-            # Headers are sent only once there is a first output.
-            outputs = await while_connected(request, open_outputs(server, job, held))
-            answer = EventStream(
-                outputs, job.writer(), dialect, request_id=context.request_id, headers=headers
-            )
-            held.pop_all()  # the response closes the outputs
-        return answer
+        return await answer(server, request, job, headers)
 
     return handle

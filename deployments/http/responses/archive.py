@@ -9,13 +9,14 @@ import logging
 import re
 import secrets
 import sqlite3
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from remora.configs.errors import Unavailable, UnknownModel
+from remora.configs.errors import InvalidRequest, Unavailable, UnknownModel
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.wire import dumps
@@ -25,6 +26,7 @@ from remora.deployments.http.responses.store import MemoryStore, ResponseStore, 
 
 MAX_CHAIN = 256
 _PREFIX = "resp_"
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 # An item's id contains the id of its response, so items need no index of their own.
 _ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{48})[0-9a-f]{4,8}")
 _ITEM_PREFIXES = {
@@ -32,7 +34,14 @@ _ITEM_PREFIXES = {
     "reasoning": "rs_",
     "function_call": "fc_",
     "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "compaction": "cmp_",
 }
+# Statuses of a response that is still being made.
+UNFINISHED = frozenset({"queued", "in_progress"})
+STALE_S = 30.0  # without a sign of life, after which an unfinished response has failed
+_EVENTS, _CANCEL = ":events", ":cancel"  # endings of a response's other records
 _OFF_LOOP_BYTES = 64 * 1024
 _FAILURES = (OSError, sqlite3.Error)
 
@@ -47,14 +56,16 @@ class UnknownResponse(UnknownModel):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One finished response.
+    """One response: a finished one, or one that is made in the background.
 
     response:  the response object, as returned
     items:     its input items, without earlier items of the conversation
+    alive_at:  Unix time at which an unfinished response was last worked on
     """
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
+    alive_at: float = 0.0
 
 
 class Archive:
@@ -102,6 +113,15 @@ class Archive:
         """Whether responses are stored."""
         return self._store is not None
 
+    @property
+    def owner(self) -> str:
+        """The owner of the responses that the caller creates."""
+        return self._owner
+
+    def check_keeps(self, param: str) -> None:
+        """Raise InvalidRequest, which names `param`, if nothing is stored."""
+        self._open(param)
+
     def begin(self, response: dict[str, Any]) -> None:
         """Record that a response is in progress."""
         self._running[response["id"]] = (self._owner, response)
@@ -113,18 +133,26 @@ class Archive:
     def running(self, response_id: str) -> dict[str, Any] | None:
         """Return the initial object of a response in progress on this replica; else None."""
         owner, response = self._running.get(response_id, ("", None))
-        return response if self._sees(owner) else None
+        return response if self.sees(owner) else None
 
-    def _sees(self, owner: str) -> bool:
+    def sees(self, owner: str) -> bool:
+        """Return whether the caller sees the responses of an owner."""
         return self._viewer is None or self._viewer == owner
 
     async def keep(self, record: Record) -> None:
-        """Store a finished response if a store is configured; log a failure and continue."""
+        """Store a response if a store is configured; log a failure and continue."""
+        value = {"owner": self._owner, "response": record.response, "items": record.items}
+        await self._put(record.response["id"], value | {"alive_at": record.alive_at})
+
+    async def keep_events(self, response_id: str, events: list[dict[str, Any]]) -> None:
+        """Store the events of a finished response, for streams that are resumed."""
+        await self._put(response_id + _EVENTS, events)
+
+    async def _put(self, key: str, value: Any) -> None:
         if self._store is None:
             return
-        written = dumps({"owner": self._owner, "response": record.response, "items": record.items})
         try:
-            await self._store.put(record.response["id"], written)
+            await self._store.put(key, dumps(value))
         except _FAILURES:
             # The answer is complete and the client waits for it, so the failure is not raised.
             log.exception("responses: could not be stored")
@@ -135,6 +163,8 @@ class Archive:
         Raises UnknownResponse, InvalidRequest if no store is configured, and Unavailable.
         """
         store = self._open(param)
+        if not _RESPONSE_ID.fullmatch(response_id):  # also keys of other records
+            raise _unknown(response_id, param)
         try:
             written = await store.get(response_id)
         except _FAILURES as error:
@@ -143,9 +173,33 @@ class Archive:
             raise _unknown(response_id, param)
         is_long = len(written) > _OFF_LOOP_BYTES
         value = await asyncio.to_thread(orjson.loads, written) if is_long else orjson.loads(written)
-        if not self._sees(value.get("owner", "")):
+        if not self.sees(value.get("owner", "")):
             raise _unknown(response_id, param)
-        return Record(value["response"], value["items"])
+        alive_at = value.get("alive_at", 0.0)
+        return Record(_with_end(value["response"], alive_at), value["items"], alive_at)
+
+    async def events(self, response_id: str) -> list[dict[str, Any]] | None:
+        """Return the stored events of a response that the caller has found; None = none."""
+        written = await self._other(response_id + _EVENTS)
+        found: list[dict[str, Any]] | None = None if written is None else orjson.loads(written)
+        return found
+
+    async def ask_to_cancel(self, response_id: str) -> None:
+        """Ask the replica that makes a response to cancel it. Raises Unavailable."""
+        try:
+            await self._open(None).put(response_id + _CANCEL, dumps(True))
+        except _FAILURES as error:
+            raise Unavailable("The responses that are kept cannot be changed now.") from error
+
+    async def is_to_be_cancelled(self, response_id: str) -> bool:
+        """Return whether another replica has asked to cancel a response."""
+        return await self._other(response_id + _CANCEL) is not None
+
+    async def _other(self, key: str) -> bytes | None:
+        try:
+            return await self._open(None).get(key)
+        except _FAILURES as error:
+            raise Unavailable("The responses that are kept cannot be read now.") from error
 
     async def find_item(self, item_id: str, param: str, read: dict[str, Record]) -> dict[str, Any]:
         """Return an input or output item of a stored response.
@@ -185,7 +239,11 @@ class Archive:
             if len(records) == MAX_CHAIN:
                 message = f"The conversation has more than {MAX_CHAIN} responses; send it as input."
                 raise unsupported(param, message)
-            records.append(_said(await self.find(following, param)))
+            record = await self.find(following, param)
+            if record.response.get("status") in UNFINISHED:
+                message = f"The response {following[:80]!r} is still being made; wait for its end."
+                raise InvalidRequest(message, param)
+            records.append(_said(record))
             following = records[-1].response["previous_response_id"]
         return records[::-1]
 
@@ -195,6 +253,8 @@ class Archive:
         await self.find(response_id)
         try:
             found = await store.delete(response_id)
+            for ending in (_EVENTS, _CANCEL):
+                await store.delete(response_id + ending)
         except _FAILURES as error:
             raise Unavailable("The responses that are kept cannot be changed now.") from error
         if not found:
@@ -233,6 +293,17 @@ def _said(record: Record) -> Record:
     """Return the fields that a continuation needs; others, such as tools, may be megabytes."""
     names = ("id", "previous_response_id", "output")
     return Record({name: record.response[name] for name in names}, record.items)
+
+
+def _with_end(response: dict[str, Any], alive_at: float) -> dict[str, Any]:
+    """Return the response; an unfinished one whose replica has stopped has failed."""
+    if response.get("status") not in UNFINISHED or time.time() - alive_at < STALE_S:
+        return response
+    message = "The replica that made this response has stopped. Please try again."
+    return response | {
+        "status": "failed",
+        "error": {"code": "server_error", "message": message},
+    }
 
 
 def _unknown(response_id: str, param: str | None) -> UnknownResponse:

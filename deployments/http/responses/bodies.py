@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainValidator,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -24,14 +23,15 @@ from remora.deployments.http.core.fields import (
     Seed,
     StopTexts,
     StreamOptions,
+    TokenIds,
     as_list,
     fault,
     only,
     unsupported_part,
 )
 from remora.deployments.http.generation.bodies import TemplateKwargs
-from remora.deployments.http.generation.messages import ToolName
 from remora.deployments.http.responses.items import Item
+from remora.deployments.http.responses.tools import ChoiceParam, ClientTool
 
 LOGPROBS = "message.output_text.logprobs"
 # Accepted because some clients always send them; only the first has output here.
@@ -55,51 +55,6 @@ def _as_items(value: Any) -> Any:
     return value
 
 
-def _check_tool_type(value: Any) -> str:
-    if value != "function":
-        raise unsupported_part("only tools of the type function are supported")
-    return "function"
-
-
-class FunctionTool(Body):
-    """A function tool available to the model."""
-
-    type: Annotated[
-        str,
-        PlainValidator(_check_tool_type),
-        WithJsonSchema({"type": "string", "enum": ["function"]}),
-    ]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def _check_choice(value: Any) -> Any:
-    if value is None or value in ("none", "auto", "required"):
-        return value
-    if not isinstance(value, dict):
-        raise fault("must be none, auto, required, or an object that names a tool")
-    if value.get("type") == "allowed_tools":
-        tools = value.get("tools")
-        if not isinstance(tools, list) or not all(map(_names_function, tools)):
-            raise fault('must hold a list of tools {"type": "function", "name": ...}')
-        return value
-    if value.get("type") != "function":
-        raise unsupported_part("only tools of the type function are supported")
-    if not _names_function(value):
-        raise fault('must be {"type": "function", "name": ...}')
-    return value
-
-
-def _names_function(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.get("type") == "function"
-        and isinstance(value.get("name"), str)
-    )
-
-
 class TextFormat(Body):
     """Output format of the answer's text."""
 
@@ -120,7 +75,7 @@ class TextConfig(Body):
     """Format and verbosity of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint, without effect here
 
 
 class ReasoningConfig(Body):
@@ -131,36 +86,94 @@ class ReasoningConfig(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+def _absent(message: str, *harmless: Any) -> PlainValidator:
+    """Return a validator for a field that is refused for a reason."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in harmless:
+            raise unsupported_part(message)
+        return value
+
+    return PlainValidator(check)
+
+
+_KEPT_CONVERSATION = "conversations are not kept here; use previous_response_id, or send all items"
+_KEPT_PROMPT = "prompts are not kept here; send their text as instructions and input"
+_OWN_COMPACTION = (
+    "the context is not compacted by itself; use /v1/responses/compact, or truncation auto"
+)
+ServiceTier = Literal["auto", "default", "flex", "fast", "scale", "priority"]
+
+
 def _check_includable(value: str) -> str:
     if value not in _INCLUDABLE:
         raise unsupported_part("this output is not available")
     return value
 
 
-class ResponsesBody(Body):
-    """Body of /v1/responses."""
+Items = Annotated[
+    list[Item],
+    Field(fail_fast=True),
+    BeforeValidator(check_pieces),
+    AtMost("max_messages"),
+    BeforeValidator(_as_items),
+]
+
+
+def _none_as_empty(value: Any) -> Any:
+    return [] if value is None else value
+
+
+class CacheOptions(Body):
+    """Hints for OpenAI's prompt cache, without effect here."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: Annotated[Any, only(False)] = None
+
+
+class ConversationBody(Body):
+    """Fields that name the model and the conversation so far."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    input: Annotated[
-        list[Item],
-        Field(fail_fast=True),
-        BeforeValidator(check_pieces),
-        AtMost("max_messages"),
-        BeforeValidator(_as_items),
-    ]
+    input: Annotated[Items, BeforeValidator(_none_as_empty)] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: Label | None = None
+    chat_template_kwargs: TemplateKwargs = None
+    cache_salt: Label | None = None
+    priority: int | None = None
+    # Hints to OpenAI's service, without effect here.
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    service_tier: ServiceTier | None = None
+    # Objects that only OpenAI's service keeps.
+    conversation: Annotated[Any, _absent(_KEPT_CONVERSATION)] = None
+    image: Annotated[Any, only(None)] = None
+
+
+class PromptBody(ConversationBody):
+    """Body of /v1/responses/input_tokens: the fields that make up the prompt."""
+
+    text: TextConfig | None = None
+    tools: Annotated[list[ClientTool], AtMost("max_tools")] | None = None
+    tool_choice: ChoiceParam = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    personality: Annotated[Any, only(None)] = None
+
+
+class ResponsesBody(PromptBody):
+    """Body of /v1/responses."""
+
+    input: Items
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    background: bool | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
-    text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], AtMost("max_tools")] | None = None
-    tool_choice: Annotated[
-        Any, PlainValidator(_check_choice), WithJsonSchema({"type": ["string", "object"]})
-    ] = None
-    parallel_tool_calls: bool | None = None
-    reasoning: ReasoningConfig | None = None
     include: (
         Annotated[
             list[Annotated[str, AfterValidator(_check_includable)]],
@@ -183,25 +196,20 @@ class ResponsesBody(Body):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     max_drafts: Count | None = None
-    chat_template_kwargs: TemplateKwargs = None
-    priority: int | None = None
-    cache_salt: Label | None = None
+    stop_token_ids: TokenIds | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    include_reasoning: bool | None = None
     # Client bookkeeping, and fields that only matter to tools that run on a server.
     user: str | None = None
     metadata: Metadata = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     max_tool_calls: Count | None = None
-    background: Annotated[Any, only(False)] = None
-    truncation: Annotated[Any, only("disabled")] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    conversation: Annotated[Any, only(None)] = None
-    prompt: Annotated[Any, only(None)] = None
-    context_management: Annotated[Any, only(None)] = None
+    # Objects and services of OpenAI alone.
+    prompt: Annotated[Any, _absent(_KEPT_PROMPT)] = None
+    context_management: Annotated[Any, _absent(_OWN_COMPACTION, [])] = None
     moderation: Annotated[Any, only(None)] = None
     access_programs: Annotated[Any, only(None)] = None
-    image: Annotated[Any, only(None)] = None
 
     @property
     def wants_logprobs(self) -> bool:

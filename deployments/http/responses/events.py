@@ -5,12 +5,13 @@ The same code builds complete and streamed responses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from remora.deployments.http.responses.archive import ItemIds
+from remora.deployments.http.responses.tools import custom_input
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
@@ -22,13 +23,16 @@ from remora.deployments.parsers.events import (
 Event = dict[str, Any]
 
 MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
+CUSTOM_CALL = "custom_tool_call"
 _STEMS: Mapping[str, str] = MappingProxyType(
     {
         MESSAGE: "response.output_text",
         REASONING: "response.reasoning_text",
         CALL: "response.function_call_arguments",
+        CUSTOM_CALL: "response.custom_tool_call_input",
     }
 )
+_CALLS = (CALL, CUSTOM_CALL)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +54,7 @@ class _OpenItem:
     def place(self) -> dict[str, Any]:
         """Fields that locate the item in an event."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind == CALL else place | {"content_index": 0}
+        return place if self.kind in _CALLS else place | {"content_index": 0}
 
     def part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the only part of the item's content."""
@@ -63,6 +67,8 @@ class _OpenItem:
         item = {"id": self.id, "type": self.kind, "status": status, **self.head}
         if self.kind == CALL:
             return item | {"arguments": arguments}
+        if self.kind == CUSTOM_CALL:
+            return item | {"input": arguments}
         return item | {"content": content}
 
 
@@ -74,11 +80,17 @@ _HEADS: Mapping[str, dict[str, Any]] = MappingProxyType(
 class OutputWriter:
     """Writes one reply as items. Its events have no `sequence_number`.
 
-    items:  finished items
+    custom:           names of custom tools
+    shows_reasoning:  whether reasoning becomes items
+    items:            finished items
     """
 
-    def __init__(self, ids: ItemIds) -> None:
+    def __init__(
+        self, ids: ItemIds, *, custom: Collection[str] = (), shows_reasoning: bool = True
+    ) -> None:
         self._ids = ids
+        self._custom = custom
+        self._shows_reasoning = shows_reasoning
         self.items: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
         # Log-probabilities of tokens whose text is held back.
@@ -93,17 +105,29 @@ class OutputWriter:
                 case Text(text):
                     found += self._grow(MESSAGE, text)
                 case Reasoning(text):
-                    found += self._grow(REASONING, text)
+                    if self._shows_reasoning:
+                        found += self._grow(REASONING, text)
+                    else:
+                        self._logprobs = []
                 case CallBegun(_, call_id, name):
-                    found += self._begin(CALL, {"call_id": call_id, "name": name})
+                    kind = CUSTOM_CALL if name in self._custom else CALL
+                    found += self._begin(kind, {"call_id": call_id, "name": name})
                 case CallArguments(_, text):
-                    found += self._grow(CALL, text)
+                    found += self._argue(text)
         return found
 
     def finish(self, status: str) -> list[Event]:
         """End the reply; `status` is for its last item. An empty reply gets one empty message."""
         begun = [] if self.items or self._open else self._begin(MESSAGE, _HEADS[MESSAGE])
         return begun + self._end(status)
+
+    def _argue(self, text: str) -> list[Event]:
+        """Add arguments. Those of a custom call are JSON around its input, sent when complete."""
+        if self._open is not None and self._open.kind == CUSTOM_CALL:
+            self._open.pieces.append(text)
+            self._logprobs = []
+            return []
+        return self._grow(CALL, text)
 
     def _grow(self, kind: str, text: str) -> list[Event]:
         found = []
@@ -127,7 +151,7 @@ class OutputWriter:
         found.append(
             {"type": "response.output_item.added", "output_index": item.index, "item": added}
         )
-        if kind != CALL:
+        if kind not in _CALLS:
             part = item.part("", [])
             found.append({"type": "response.content_part.added", **item.place, "part": part})
         return found
@@ -137,7 +161,14 @@ class OutputWriter:
         if item is None:
             return []
         text, stem = "".join(item.pieces), _STEMS[item.kind]
-        if item.kind == CALL:
+        if item.kind == CUSTOM_CALL:
+            text = custom_input(text)
+            found = [
+                {"type": f"{stem}.delta", **item.place, "delta": text},
+                {"type": f"{stem}.done", **item.place, "input": text},
+            ]
+            whole = item.item(status, [], text)
+        elif item.kind == CALL:
             done = {"name": item.head["name"], "arguments": text}
             found = [{"type": f"{stem}.done", **item.place, **done}]
             whole = item.item(status, [], text)

@@ -7,22 +7,26 @@ from typing import Any
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import max_pieces
 from remora.deployments.http.core.fields import parse
-from remora.deployments.http.responses.archive import Archive, Record
-from remora.deployments.http.responses.bodies import ResponsesBody
+from remora.deployments.http.responses.archive import Archive, Record, UnknownResponse
+from remora.deployments.http.responses.bodies import ConversationBody
 from remora.deployments.http.responses.items import REFERENCE, Item
 
-_CUT_CALL = ("function_call", "incomplete")
+_CALLS = frozenset({"function_call", "custom_tool_call"})
 _PREVIOUS = "previous_response_id"
 
 
-async def earlier_items(archive: Archive, body: ResponsesBody) -> list[Item]:
+async def earlier_items(archive: Archive, body: ConversationBody) -> list[Item]:
     """Return the items of the conversation that a body continues.
 
-    Raises InvalidRequest, UnknownResponse, Unavailable.
+    Raises InvalidRequest, Unavailable.
     """
     if body.previous_response_id is None:
         return []
-    records = await archive.chain(body.previous_response_id, _PREVIOUS)
+    try:
+        records = await archive.chain(body.previous_response_id, _PREVIOUS)
+    except UnknownResponse as error:
+        # As in OpenAI's API: the body is at fault, not the path.
+        raise InvalidRequest(error.message, _PREVIOUS, "previous_response_not_found") from None
     found = sum(len(record.items) + len(record.response["output"]) for record in records)
     if found > max_pieces():
         message = f"The conversation has {found} items; at most {max_pieces()} are allowed."
@@ -58,7 +62,7 @@ def _whole_items(record: Record) -> list[Item]:
 
 
 def _is_cut(item: dict[str, Any]) -> bool:
-    return (item["type"], item.get("status")) == _CUT_CALL
+    return item["type"] in _CALLS and item.get("status") == "incomplete"
 
 
 def _parsed(item: dict[str, Any], what: str, param: str) -> Item:

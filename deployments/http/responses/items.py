@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -13,16 +14,21 @@ from remora.deployments.http.core.fields import Body, Label, fault, unsupported_
 from remora.deployments.http.generation.messages import CallId, ToolName
 
 REFERENCE = "item_reference"
-_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", REFERENCE)
+COMPACTION = "compaction"
+_SUMMARY = "remora-summary:"  # before the base64 of a compaction item's text
 _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "message": ("role", "content"),
         "function_call": ("call_id", "name", "arguments"),
         "function_call_output": ("call_id", "output"),
+        "custom_tool_call": ("call_id", "name", "input"),
+        "custom_tool_call_output": ("call_id", "output"),
         "reasoning": (),
+        COMPACTION: ("encrypted_content",),
         REFERENCE: ("id",),
     }
 )
+_ITEM_TYPES = tuple(_REQUIRED)
 # Type of a part -> field that holds its text.
 _PART_TEXTS: Mapping[str, str] = MappingProxyType(
     {
@@ -64,7 +70,24 @@ def _check_item_type(value: Any) -> str:
     if isinstance(value, str) and value in _ITEM_TYPES:
         return value
     known = ", ".join(_ITEM_TYPES)
-    raise unsupported_part(f"only items of these types are supported: {known}")
+    raise unsupported_part(
+        f"{str(value)[:64]!r} found, but only items of these types are supported: {known}"
+    )
+
+
+def compacted(summary: str) -> str:
+    """Return the content of a compaction item. It is encoded, not encrypted."""
+    return _SUMMARY + b64encode(summary.encode("utf-8", "replace")).decode()
+
+
+def _summary_in(content: str) -> str:
+    """Return the summary in the content of a compaction item."""
+    try:
+        if content.startswith(_SUMMARY):
+            return b64decode(content.removeprefix(_SUMMARY), validate=True).decode()
+    except ValueError:
+        pass
+    raise fault("was not made by /v1/responses/compact of this server", param="encrypted_content")
 
 
 Texts = Annotated[
@@ -75,7 +98,7 @@ Texts = Annotated[
 
 
 class Item(Body):
-    """An input item: a message, a tool call, a tool result, reasoning, or a reference by id."""
+    """An input item: a message, a call, a result, reasoning, a summary, or a reference by id."""
 
     type: Annotated[
         str,
@@ -88,6 +111,7 @@ class Item(Body):
     call_id: CallId | None = None
     name: ToolName | None = None
     arguments: str | None = None
+    input: str | None = None
     output: Texts = None
     summary: Texts = None
     # Further fields of output items; clients send them back.
@@ -109,4 +133,11 @@ class Item(Body):
         for name in _REQUIRED[self.type]:
             if getattr(self, name) is None:
                 raise fault(f"is required in a {self.type}", param=name)
+        if self.type == COMPACTION:
+            _summary_in(self.encrypted_content or "")
         return self
+
+    @property
+    def compacted_text(self) -> str:
+        """The summary in a compaction item."""
+        return _summary_in(self.encrypted_content or "")

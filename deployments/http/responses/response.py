@@ -6,18 +6,12 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
-
-from fastapi import APIRouter, Query
-from fastapi import Request as HTTPRequest
-from starlette.responses import Response
+from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.errors import error_body, unsupported
-from remora.deployments.http.core.field_names import in_callers_words
+from remora.deployments.http.core.errors import error_body
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
-from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
+from remora.deployments.http.generation.chat import PreparedChat
 from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
@@ -32,11 +26,13 @@ from remora.deployments.http.responses.archive import (
 from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.events import OutputWriter
 from remora.deployments.http.responses.input import earlier_items, with_references
-from remora.deployments.http.responses.to_chat import RENAMES, as_written, chat_body
+from remora.deployments.http.responses.to_chat import as_written
+from remora.deployments.http.responses.tools import custom_names
+from remora.deployments.http.responses.truncation import prepare_within
 from remora.engine.types import Output
 
 _LENGTH, _ABORT = "length", "abort"
-MAX_LISTED = 100
+CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +72,7 @@ class ResponseJob(Job):
             "created_at": self.context.created,
             "completed_at": None,
             "status": status,
-            "background": False,
+            "background": bool(body.background),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -94,10 +90,10 @@ class ResponseJob(Job):
             "temperature": self.chat.sampling.temperature,
             "text": _text(body),
             "tool_choice": body.tool_choice or "auto",
-            "tools": _tools(body),
+            "tools": [tool.show() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.chat.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": None,
             "user": body.user,
             "metadata": body.metadata or {},
@@ -110,15 +106,26 @@ class ResponseWriter(ChunkWriter):
     def __init__(self, job: ResponseJob) -> None:
         self._job = job
         self._replies = job.chat.replies()
-        self._items = OutputWriter(job.ids)
+        self._items = OutputWriter(
+            job.ids,
+            custom=custom_names(job.body.tools),
+            shows_reasoning=job.body.include_reasoning is not False,
+        )
         self._numbers = itertools.count()
 
     def begin(self) -> Sequence[Chunk]:
         """Return the first events."""
         begun = self._job.response("in_progress")
         self._job.archive.begin(begun)
-        kinds = ("response.created", "response.in_progress")
-        return self._numbered({"type": kind, "response": begun} for kind in kinds)
+        return self._states(begun, "created", "in_progress")
+
+    def queued(self) -> Sequence[Chunk]:
+        """Return the first events of a response that may have to wait."""
+        return self._states(self._job.response("queued"), "created", "queued")
+
+    def started(self) -> Sequence[Chunk]:
+        """Return the event of a queued response that no longer waits."""
+        return self._states(self._job.response("in_progress"), "in_progress")
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
         """Return the events of one output."""
@@ -137,16 +144,30 @@ class ResponseWriter(ChunkWriter):
 
     async def end(self) -> Sequence[Chunk]:
         """Return the last events."""
-        events, response = await self.finish()
+        events, response = self.last()
+        await self._store(response)
+        return events
+
+    def last(self, status: str | None = None) -> tuple[list[Chunk], dict[str, Any]]:
+        """Return the last events and the complete response; `status` replaces its own."""
+        events, response = self._complete(status)
         kind = "completed" if response["status"] == "completed" else "incomplete"
-        return self._numbered([*events, {"type": f"response.{kind}", "response": response}])
+        return self._numbered(events) + self._states(response, kind), response
 
     def fail(self, error: Exception) -> Sequence[Chunk]:
         """Return the event of a failed response."""
+        return self.failed(error)[0]
+
+    def failed(self, error: Exception) -> tuple[list[Chunk], dict[str, Any]]:
+        """Return the event of a failed response, and the response."""
         message = error_body(error)["error"]["message"]
         failure = {"code": "server_error", "message": message}
-        response = self._job.response("failed") | {"output": self._items.items, "error": failure}
-        return self._numbered([{"type": "response.failed", "response": response}])
+        response = self.response_so_far("failed") | {"error": failure}
+        return self._states(response, "failed"), response
+
+    def response_so_far(self, status: str) -> dict[str, Any]:
+        """Return the response with the items that are finished."""
+        return self._job.response(status) | {"output": list(self._items.items)}
 
     def close(self) -> None:
         """Record that the response is no longer in progress."""
@@ -154,31 +175,49 @@ class ResponseWriter(ChunkWriter):
 
     async def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the last item events and the complete response; store it if requested."""
+        events, response = self._complete(None)
+        await self._store(response)
+        return events, response
+
+    def _complete(self, status: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         job, reason = self._job, self._replies.all[0].reason
-        status = {_LENGTH: "incomplete", _ABORT: "cancelled"}.get(reason or "", "completed")
-        events = self._items.finish(self._item_status())
+        is_cut_off = status is not None or reason in (_LENGTH, _ABORT)
+        if status is None:
+            status = {_LENGTH: "incomplete", _ABORT: CANCELLED}.get(reason or "", "completed")
+        has_begun = status != CANCELLED or self._replies.all[0].has_begun
+        events = (
+            self._items.finish("incomplete" if is_cut_off else "completed") if has_begun else []
+        )
         response = job.response(status) | {
             "output": self._items.items,
-            "usage": _usage(self._replies.usage([len(job.chat.prompt_ids)])),
+            "usage": usage_of(self._replies.usage([len(job.chat.prompt_ids)])),
         }
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if status == "completed":
             response["completed_at"] = int(time.time())
+        return events, response
+
+    async def _store(self, response: dict[str, Any]) -> None:
+        job = self._job
         if response["store"]:
             items = [as_written(item, job.ids) for item in job.body.input]
             await job.archive.keep(Record(response, items))
-        return events, response
 
     def _item_status(self) -> str:
         is_cut_off = self._replies.all[0].reason in (_LENGTH, _ABORT)
         return "incomplete" if is_cut_off else "completed"
 
+    def _states(self, response: dict[str, Any], *kinds: str) -> list[Chunk]:
+        """Return events that hold the response."""
+        return self._numbered({"type": f"response.{kind}", "response": response} for kind in kinds)
+
     def _numbered(self, events: Iterable[dict[str, Any]]) -> list[Chunk]:
         return [event | {"sequence_number": next(self._numbers)} for event in events]
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return a usage object with the names of /v1/responses."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"],
@@ -195,15 +234,12 @@ def _reasoning(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _text(body: ResponsesBody) -> dict[str, Any]:
-    given = body.text and body.text.format
+    given, more = body.text and body.text.format, dict[str, Any]()
+    if body.text and body.text.verbosity:
+        more["verbosity"] = body.text.verbosity
     if not given:
-        return {"format": {"type": "text"}}
-    return {"format": given.model_dump(by_alias=True, exclude_none=True)}
-
-
-def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
-    names = ("type", "name", "description", "parameters", "strict")
-    return [{name: getattr(tool, name) for name in names} for tool in body.tools or ()]
+        return {"format": {"type": "text"}} | more
+    return {"format": given.model_dump(by_alias=True, exclude_none=True)} | more
 
 
 async def prepare_response(
@@ -214,12 +250,15 @@ async def prepare_response(
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse, Unavailable.
     """
     archive = archive_of(server, context)
+    if body.background:
+        archive.check_keeps("background")
+        if body.store is False:
+            raise InvalidRequest("background needs store to be true.", "background")
+        context = replace(context, answer=None)
     earlier = await earlier_items(archive, body)
     body = body.model_copy(update={"input": await with_references(archive, body.input)})
-    chat = chat_body(body, earlier)
-    with in_callers_words(RENAMES):
-        context = replace(context, request_id=new_response_id())
-        prepared = await prepare_chat(server, chat, context)
+    context = replace(context, request_id=new_response_id())
+    prepared = await prepare_within(server, body, earlier, context)
     return ResponseJob(
         context=context,
         requests=(prepared.request,),
@@ -229,62 +268,3 @@ async def prepare_response(
         archive=archive,
         ids=ItemIds(context.request_id),
     )
-
-
-def responses_routes(server: ServerState) -> APIRouter:
-    """Return the routes of existing responses."""
-    router = APIRouter(tags=["responses"])
-
-    def archive_for(request: HTTPRequest) -> Archive:
-        return archive_of(server, RequestContext.of(request, server.metrics.labels))
-
-    @router.get("/v1/responses/{response_id}")
-    async def retrieve(request: HTTPRequest, response_id: str, stream: bool = False) -> Response:
-        if stream:
-            raise unsupported("stream", "A response is streamed only while it is made.")
-        archive = archive_for(request)
-        running = archive.running(response_id)
-        return JSONAnswer(running or (await archive.find(response_id)).response)
-
-    @router.delete("/v1/responses/{response_id}")
-    async def delete(request: HTTPRequest, response_id: str) -> Response:
-        await archive_for(request).forget(response_id)
-        return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
-
-    @router.post("/v1/responses/{response_id}/cancel")
-    async def cancel(request: HTTPRequest, response_id: str) -> Response:
-        archive = archive_for(request)
-        running = archive.running(response_id)
-        if running is not None and await server.calls.abort(response_id):
-            return JSONAnswer(running | {"status": "cancelled"})
-        status = (await archive.find(response_id)).response["status"]
-        raise InvalidRequest(f"The response has ended already; its status is {status}.")
-
-    @router.get("/v1/responses/{response_id}/input_items")
-    async def input_items(
-        request: HTTPRequest,
-        response_id: str,
-        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> Response:
-        items = (await archive_for(request).find(response_id)).items
-        return JSONAnswer(_page(items if order == "asc" else items[::-1], limit, after))
-
-    return router
-
-
-def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
-    ids = [item["id"] for item in items]
-    if after is not None:
-        if after not in ids:
-            raise InvalidRequest("after is not the id of an item.", "after")
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }

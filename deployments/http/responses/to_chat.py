@@ -9,15 +9,15 @@ from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.responses.archive import ItemIds
-from remora.deployments.http.responses.bodies import FunctionTool, ResponsesBody, TextFormat
-from remora.deployments.http.responses.items import Item
+from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody, TextFormat
+from remora.deployments.http.responses.items import COMPACTION, Item
+from remora.deployments.http.responses.tools import chat_choice, custom_arguments
 
 RENAMES = renames(
     (r"^messages.*", "input"),
     (r"^max_completion_tokens", "max_output_tokens"),
     (r"^response_format\.json_schema", "text.format"),
     (r"^response_format", "text.format"),
-    (r"^verbosity", "text.verbosity"),
     (r"^reasoning_effort", "reasoning.effort"),
     (r"^(tools\[\d+\])\.function", r"\1"),
 )
@@ -34,6 +34,9 @@ _SAME = (
     "repetition_penalty",
     "logit_bias",
     "stop",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
     "seed",
     "ignore_eos",
     "min_tokens",
@@ -45,51 +48,28 @@ _SAME = (
 )
 
 
-def chat_body(body: ResponsesBody, earlier: Iterable[Item]) -> ChatBody:
+def chat_body(body: PromptBody, earlier: Iterable[Item]) -> ChatBody:
     """Return the chat body of a request.
 
     earlier:  earlier items of the conversation
     Raises InvalidRequest.
     """
-    chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    chat: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
     chat["messages"] = _messages(body.instructions, [*earlier, *body.input])
-    chat["max_completion_tokens"] = body.max_output_tokens
     if body.tools:
-        chat["tools"] = [_tool(tool) for tool in body.tools]
-    chat["tool_choice"] = _choice(body.tool_choice)
+        chat["tools"] = [tool.as_function() for tool in body.tools]
+    chat["tool_choice"] = chat_choice(body.tool_choice)
     if body.text is not None:
         chat["response_format"] = _format(body.text.format)
-        chat["verbosity"] = body.text.verbosity
     if body.reasoning is not None:
         chat["reasoning_effort"] = body.reasoning.effort
-    if body.wants_logprobs:
-        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if isinstance(body, ResponsesBody):
+        chat["max_completion_tokens"] = body.max_output_tokens
+        if body.wants_logprobs:
+            chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     given = {name: value for name, value in chat.items() if value is not None}
     with in_callers_words(RENAMES):
         return parse(ChatBody, given)
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice["type"] == "function":
-        return _named(choice)
-    allowed = {"mode": choice.get("mode"), "tools": [_named(tool) for tool in choice["tools"]]}
-    return {"type": "allowed_tools", "allowed_tools": allowed}
-
-
-def _named(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool["name"]}}
 
 
 def _format(text_format: TextFormat | None) -> dict[str, Any] | None:
@@ -114,7 +94,7 @@ def _messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str,
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     for item in items:
-        if item.type == "function_call_output":
+        if item.type in _RESULTS:
             output = _text(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
         elif item.type == "message" and item.role != "assistant":
@@ -137,7 +117,8 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
 
 
 # Order of items within one assistant message; an item out of order begins another message.
-_TURN = {"reasoning": 0, "message": 1, "function_call": 2}
+_TURN = {"reasoning": 0, "message": 1, COMPACTION: 1, "function_call": 2, "custom_tool_call": 2}
+_RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
 def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
@@ -147,11 +128,14 @@ def _add_to_turn(messages: list[dict[str, Any]], item: Item) -> None:
         messages.append(last)
     if item.type == "reasoning":
         last["reasoning"] = last.get("reasoning", "") + _text(item.content or item.summary)
-    elif item.type == "message":
+    elif item.type in ("message", COMPACTION):
+        is_message = item.type == "message"
+        text = _text(item.content, between="") if is_message else item.compacted_text
         said = [last["content"]] if "content" in last else []
-        last["content"] = "\n".join([*said, _text(item.content, between="")])
+        last["content"] = "\n".join([*said, text])
     else:
-        function = {"name": item.name, "arguments": item.arguments}
+        arguments = item.arguments if item.input is None else custom_arguments(item.input)
+        function = {"name": item.name, "arguments": arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)
 
@@ -181,5 +165,10 @@ def as_written(item: Item, ids: ItemIds) -> dict[str, Any]:
     if item.type == "function_call":
         called = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         return written | called | {"status": "completed"}
+    if item.type == "custom_tool_call":
+        called = {"call_id": item.call_id, "name": item.name, "input": item.input}
+        return written | called | {"status": "completed"}
+    if item.type == COMPACTION:
+        return written | {"encrypted_content": item.encrypted_content}
     output = _text(item.output)
     return written | {"call_id": item.call_id, "output": output, "status": "completed"}

@@ -19,6 +19,7 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 from rich.console import Console
@@ -70,15 +71,19 @@ def serving() -> Iterator[str]:
     remora = shutil.which("remora", path=str(Path(sys.executable).parent))
     if remora is None:
         raise SystemExit("remora is not installed in this environment; run `make setup`.")
-    command = [remora, "serve", str(HERE / "server.yaml"), "--port", str(port)]
-    server = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(url, server)
-        yield url
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
+    with TemporaryDirectory() as folder:
+        config = Path(folder) / "server.yaml"
+        # `api` is the last section of the file.
+        given = (HERE / "server.yaml").read_text("utf-8")
+        config.write_text(f"{given.rstrip()}\n        batch_dir: {folder}/batches\n", "utf-8")
+        server = subprocess.Popen([remora, "serve", str(config), "--port", str(port)])
+        url = f"http://127.0.0.1:{port}"
+        try:
+            _wait_until_ready(url, server)
+            yield url
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
 
 
 def _wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:

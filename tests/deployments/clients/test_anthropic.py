@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,48 @@ def test_tokens_are_counted(client: anthropic.Anthropic, model: str) -> None:
 
     usage = answer.usage
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_models_and_request_ids(client: anthropic.Anthropic, model: str) -> None:
+    listed = client.models.list()
+    answer = client.messages.with_raw_response.create(model=model, max_tokens=1, messages=FRANCE)
+
+    assert [one.id for one in listed.data] == [model]
+    assert client.models.retrieve(model).type == "model"
+    assert answer.parse()._request_id == answer.headers["request-id"]
+
+
+def test_a_document_and_edits_of_the_context(client: anthropic.Anthropic, model: str) -> None:
+    notes: Any = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "The word is plum."},
+        "title": "Notes",
+    }
+    answer = client.beta.messages.create(
+        model=model,
+        max_tokens=4,
+        messages=[{"role": "user", "content": [notes, {"type": "text", "text": "The word?"}]}],
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        betas=["context-management-2025-06-27"],
+    )
+
+    assert answer.context_management is not None
+    assert answer.context_management.applied_edits == []
+
+
+def test_a_message_batch(client: anthropic.Anthropic, model: str) -> None:
+    params: Any = {"model": model, "max_tokens": 8, "messages": FRANCE}
+    batch = client.messages.batches.create(requests=[{"custom_id": "one", "params": params}])
+    deadline = time.monotonic() + 120
+    while client.messages.batches.retrieve(batch.id).processing_status != "ended":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    (result,) = client.messages.batches.results(batch.id)
+
+    assert result.custom_id == "one"
+    assert result.result.type == "succeeded"
+    assert [one.id for one in client.messages.batches.list().data] == [batch.id]
+    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
 
 
 def test_errors_have_their_classes(client: anthropic.Anthropic, model: str) -> None:

@@ -214,6 +214,35 @@ def test_response_streams(client: openai.OpenAI, model: str) -> None:
     assert final.output_text
 
 
+def test_a_response_in_the_background_is_polled_and_streamed_again(
+    client: openai.OpenAI, model: str
+) -> None:
+    options: Any = {"model": model, "input": "Name a city.", "max_output_tokens": 8}
+    polled = client.responses.create(background=True, **options)
+    streamed = list(client.responses.create(background=True, stream=True, **options))
+    id_ = streamed[-1].response.id
+    again = list(client.responses.retrieve(id_, stream=True, starting_after=2))
+    deadline = time.monotonic() + 60
+    while polled.status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        polled = client.responses.retrieve(polled.id)
+
+    assert polled.status in ("completed", "incomplete")
+    assert [event.type for event in again] == [event.type for event in streamed[3:]]
+    assert client.responses.cancel(polled.id).status == polled.status
+
+
+def test_a_conversation_is_counted_and_compacted(client: openai.OpenAI, model: str) -> None:
+    first = client.responses.create(model=model, input="Name a city.", max_output_tokens=8)
+    counted = client.responses.input_tokens.count(model=model, input="Name a city.")
+    compacted = client.responses.compact(model=model, previous_response_id=first.id)
+
+    assert first.usage is not None
+    assert counted.input_tokens == first.usage.input_tokens
+    assert compacted.output[-1].type == "compaction"
+
+
 def test_responses_parse_and_call_tools(client: openai.OpenAI, model: str) -> None:
     parsed = client.responses.parse(
         model=model, input="Describe Paris.", text_format=City, temperature=0, max_output_tokens=64

@@ -241,9 +241,9 @@ async def test_counted_tokens_are_those_of_a_messages_prompt_even_beyond_the_con
 
 @pytest.mark.parametrize("path", ["", "/count_tokens"])
 async def test_ignored_fields_are_reported(path: str) -> None:
-    ignored = await post(None, path, context_management={"edits": []})
+    ignored = await post(None, path, temprature=1)
     strict = FakeServer(config=make_config(unknown_fields="reject"))
-    refused = await post(strict, path, context_management={"edits": []})
+    refused = await post(strict, path, temprature=1)
 
-    assert ignored.headers["x-remora-ignored-fields"] == "context_management"
+    assert ignored.headers["x-remora-ignored-fields"] == "temprature"
     assert refused.status_code == 400

@@ -100,7 +100,7 @@ async def test_the_openai_client_sees_an_authentication_error() -> None:
 @pytest.mark.parametrize(
     ("path", "shape"),
     [
-        ("/v1/messages", {"type", "error"}),
+        ("/v1/messages", {"type", "error", "request_id"}),
         ("/api/chat", {"error"}),
         ("/v1/chat/completions", {"error"}),
     ],

@@ -270,6 +270,8 @@ PIECES = st.fixed_dictionaries(
         "type": st.sampled_from(
             [
                 *("message", "function_call", "function_call_output", "reasoning", "text"),
+                *("custom_tool_call", "custom_tool_call_output", "compaction"),
+                *("document", "search_result"),
                 *("input_text", "output_text", "thinking", "tool_use", "tool_result"),
             ]
         ),
@@ -278,6 +280,9 @@ PIECES = st.fixed_dictionaries(
             ("text", "content", "output", "summary", "arguments", "input", "thinking", "id"),
             JSON_VALUES,
         ),
+        "encrypted_content": st.just("remora-summary:QQ==") | JSON_VALUES,
+        "source": st.just({"type": "text", "data": "x"}) | JSON_VALUES,
+        "title": st.just("x") | JSON_VALUES,
         "name": st.just("f") | JSON_VALUES,
         "call_id": st.just("c") | JSON_VALUES,
         "tool_use_id": st.just("c") | JSON_VALUES,

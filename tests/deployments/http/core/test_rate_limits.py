@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,19 @@ def test_a_call_larger_than_the_limit_waits_for_a_full_bucket() -> None:
     now = 941.0
     assert limit.wait_s(1) == 0
     assert limit.wait_s(2) == pytest.approx(1)
+
+
+def test_anthropics_headers_hold_the_time_at_which_the_bucket_is_full() -> None:
+    limit = RateLimit(60, lambda: 0.0)
+    limit.take(30)
+    headers = limit.anthropic_headers("requests")
+    reset = datetime.fromisoformat(headers.pop("anthropic-ratelimit-requests-reset"))
+
+    assert headers == {
+        "anthropic-ratelimit-requests-limit": "60",
+        "anthropic-ratelimit-requests-remaining": "30",
+    }
+    assert timedelta(0) < reset - datetime.now(UTC) <= timedelta(seconds=30)
 
 
 @pytest.mark.parametrize(

@@ -248,3 +248,19 @@ async def test_a_tenant_that_takes_all_places_leaves_the_others_theirs(
         statuses = sorted([(await call).status_code for call in calls])
         assert (await other).status_code == 200
     assert statuses == [200, 200, 429]
+
+
+async def test_anthropics_api_reports_limits_by_its_own_names(
+    tenanted: Callable[..., ServeConfig],
+) -> None:
+    client, _ = app_of(FakeServer(config=tenanted(requests_per_minute=5)))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    async with client:
+        answer = await client.post("/v1/messages", json=body, headers=ACME)
+
+    limits = {name: value for name, value in answer.headers.items() if "ratelimit" in name}
+    assert limits.pop("anthropic-ratelimit-requests-reset").endswith("Z")
+    assert limits == {
+        "anthropic-ratelimit-requests-limit": "5",
+        "anthropic-ratelimit-requests-remaining": "4",
+    }

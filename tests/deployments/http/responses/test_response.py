@@ -203,8 +203,10 @@ async def test_an_unknown_response_is_not_found() -> None:
         found += [await client.post(f"{url}/cancel")]
         continued = {"input": "Hi", "previous_response_id": "resp_x"}
         found += [await client.post("/v1/responses", json=continued)]
-    assert [response.status_code for response in found] == [404] * 4
-    assert found[-1].json()["error"]["param"] == "previous_response_id"
+    error = found[-1].json()["error"]
+    assert [response.status_code for response in found] == [404, 404, 404, 400]
+    assert error["param"] == "previous_response_id"
+    assert error["code"] == "previous_response_not_found"
 
 
 @pytest.mark.observes("api.response_store")
