@@ -83,9 +83,11 @@ def _anthropic_error(error: BaseException) -> dict[str, Any]:
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
     """Return Anthropic's error object for a status."""
-    fallback = "api_error" if status >= 500 else "invalid_request_error"
-    kind = _ANTHROPIC_TYPES.get(status, fallback)
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": _kind(status, _ANTHROPIC_TYPES), "message": message}}
+
+
+def _kind(status: int, kinds: Mapping[int, str]) -> str:
+    return kinds.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def anthropic_page(
@@ -161,8 +163,9 @@ _LLAMA_TYPES = MappingProxyType(
 
 
 def _llama_error(error: BaseException) -> dict[str, Any]:
-    found = {"code": answer_to(error).status, **_kind_and_message(error, _LLAMA_TYPES)}
-    found["param"] = error_body(error)["error"]["param"]
+    status, inner = answer_to(error).status, error_body(error)["error"]
+    found = {"code": status, "type": _kind(status, _LLAMA_TYPES)}
+    found |= {name: inner[name] for name in ("message", "param")}
     if isinstance(error, PromptTooLong):
         found["type"] = "exceed_context_size_error"
         numbers = {"n_prompt_tokens": error.num_tokens, "n_ctx": error.max_tokens}

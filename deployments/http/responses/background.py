@@ -165,7 +165,7 @@ class BackgroundRun:
             if self.job.streams:
                 await archive.keep_events(self.job.rid, [*self.events, *events])
             await archive.keep(Record(final, self._items))
-        finally:  # whatever happens, nobody may wait for ever
+        finally:  # whatever happens, no caller may wait for ever
             self._final = final
             self._add(events)
             self._notify()

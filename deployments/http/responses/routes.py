@@ -83,8 +83,7 @@ def responses_routes(server: ServerState) -> APIRouter:
         record = await archive.find(response_id)
         if record.response["background"]:
             return JSONAnswer(await cancel_elsewhere(archive, record))
-        status = record.response["status"]
-        raise InvalidRequest(f"The response has ended already; its status is {status}.")
+        raise InvalidRequest(f"The response has already ended: {record.response['status']}.")
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(
