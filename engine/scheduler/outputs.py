@@ -42,7 +42,12 @@ def news_of(
     stop_token_id: int | None,
 ) -> SequenceOutput:
     """Return the output of a sequence with new tokens; `is_first`: with its first ones."""
-    has_more = is_first or seq.is_finished or logprobs is not None or seq.request.prediction_ids
+    has_more = (
+        is_first
+        or seq.finish_reason is not None
+        or logprobs is not None
+        or seq.request.prediction_ids
+    )
     if not has_more:  # most are so
         return SequenceOutput(
             request_id=seq.request.request_id,
