@@ -63,7 +63,7 @@ class FakeActor:
             return self.pinged
         result: Any = self.facts_or_error
         if method == "prepare_adapter":
-            self.adapters.append(given)  # type: ignore[arg-type]
+            self.adapters.append(given)
             result = self.prepared
         answer: Future[Any] = Future()
         if isinstance(result, Exception):
