@@ -60,7 +60,7 @@ for name, path, load_format, mmap, tp_size in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 
-SLACK = 24e6  # what compiling, tables and allocators take
+SLACK = 40e6  # what compiling, tables and allocators take
 # Builds native forward passes of one checkpoint, one after the other.
 PACKED = """
 import json, os, sys
