@@ -89,7 +89,8 @@ def read_draft_facts(
     """
     section = config.speculation
     if section.method in ("eagle", "mtp"):
-        return head_facts(read_head_config(config, cache), pick_dtype(config, model))
+        head, dtype = read_head_config(config, cache), pick_dtype(config, model)
+        return head_facts(head, model, dtype, config.parallel.num_ranks)
     if section.method != "draft" or section.draft_model is None:
         return None
     path = resolve_model(section.draft_model, cache)

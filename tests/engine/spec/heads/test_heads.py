@@ -71,15 +71,23 @@ class NowAndThen(FixedController):
         return 0 if self._calls[key] % 5 else DRAFTS
 
 
-def check(path: Path, keys: dict[str, Any], head: plain.PlainHead, *, always: bool = True) -> None:
+def check(
+    path: Path,
+    keys: dict[str, Any],
+    head: plain.PlainHead,
+    kernels: str,
+    *,
+    always: bool = True,
+) -> None:
     """Compare drafts of every step with the plain head's, and outputs with those without drafts."""
+    common = COMMON | {"cpu_kernels": kernels}
     params = [
         SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in LENGTHS
     ]
-    without = LLM(str(path), **COMMON)
+    without = LLM(str(path), **common)
     want = without.generate(PROMPTS, params)
     without.close()
-    llm = LLM(str(path), speculation={"max_drafts": DRAFTS, "adaptive": False, **keys}, **COMMON)
+    llm = LLM(str(path), speculation={"max_drafts": DRAFTS, "adaptive": False, **keys}, **common)
     watched = Watched(llm)
     speculation = llm._engine._scheduler.speculation
     assert speculation is not None
@@ -105,14 +113,19 @@ def check(path: Path, keys: dict[str, Any], head: plain.PlainHead, *, always: bo
     llm.close()
 
 
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("bias", "pickled"), [(True, False), (False, True)])
 def test_eagle(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, bias: bool, pickled: bool
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, kernels: str, bias: bool, pickled: bool
 ) -> None:
     path = tiny_checkpoints("llama")
     folder = plain.write_eagle(tmp_path / "head", path, bias=bias, pickled=pickled)
     keys = {"method": "eagle", "draft_model": str(folder)}
-    check(path, keys, plain.eagle_head(path, folder), always=bias)
+    check(path, keys, plain.eagle_head(path, folder), kernels, always=bias)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +139,7 @@ def test_eagle(
 def test_eagle_3(
     tiny_checkpoints: TinyCheckpoints,
     tmp_path: Path,
+    kernels: str,
     settings: dict[str, Any],
     captures: tuple[int, int, int],
     draft_vocab: int | None,
@@ -133,7 +147,7 @@ def test_eagle_3(
     path = tiny_checkpoints("llama", num_hidden_layers=4)
     folder = plain.write_eagle_3(tmp_path / "head", path, draft_vocab=draft_vocab, **settings)
     keys = {"method": "eagle", "draft_model": str(folder)}
-    check(path, keys, plain.eagle_3_head(path, folder, captures))
+    check(path, keys, plain.eagle_3_head(path, folder, captures), kernels)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +155,13 @@ def test_eagle_3(
     [("deepseek-v3", "DeepseekV3ForCausalLM"), ("qwen2.5-tied", "MiMoForCausalLM")],
 )
 def test_mtp(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, family: str, architecture: str
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, kernels: str, family: str, architecture: str
 ) -> None:
     path = shutil.copytree(tiny_checkpoints(family, tie_word_embeddings=False), tmp_path / "model")
     raw = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**raw, "architectures": [architecture]}))
     own = plain.add_mtp(path)
-    check(path, {"method": "mtp"}, plain.mtp_head(path, own))
+    check(path, {"method": "mtp"}, plain.mtp_head(path, own), kernels)
 
 
 def test_a_head_for_another_model_is_refused(
@@ -172,9 +186,3 @@ def test_a_head_for_another_model_is_refused(
         LLM(str(path), speculation={"method": "eagle", "draft_model": str(path)}, **COMMON)
     with pytest.raises(ConfigError, match="the checkpoint has no MTP layers"):
         LLM(str(path), speculation={"method": "mtp"}, **COMMON)
-    with pytest.raises(ConfigError, match=r"CPU kernels keep, and .*cpu_kernels is torch"):
-        LLM(
-            str(path),
-            speculation={"method": "eagle", "draft_model": str(folder)},
-            **(COMMON | {"cpu_kernels": "torch"}),
-        )
