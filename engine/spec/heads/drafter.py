@@ -111,6 +111,11 @@ class HeadDrafter:
                 draft_ids[at] = drafts.get(row, self._chain.stops.other_than(row, 0))
         return replace(plan, draft_ids=draft_ids)
 
+    def drop_rows(self) -> None:
+        """Forget the states of all rows; see `Drafter`."""
+        self._before = None
+        self._kept = {}
+
     def close(self) -> None:
         """Close the head's pass."""
         self._head.close()

@@ -13,10 +13,9 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.spec.controller import FixedController
-from remora.engine.spec.heads.drafter import HeadDrafter
-from remora.engine.types import StepPlan
 from tests.conftest import TinyCheckpoints
 from tests.engine.spec.heads import plain
+from tests.engine.spec.heads.watched import Watched
 
 COMMON: dict[str, Any] = {
     "dtype": "float32",
@@ -31,32 +30,6 @@ COMMON: dict[str, Any] = {
 DRAFTS = 3
 PROMPTS = [[3, 4, 5, 6] * 20, [7, 8, 9], list(range(3, 40)), [3, 4, 5, 6] * 18 + [9]]
 LENGTHS = [12, 30, 17, 24]
-
-
-class Watched:
-    """Remembers the drafts of every step, by the text that they continue."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.drafts: dict[tuple[int, ...], list[int]] = {}
-        runner: Any = llm._engine._runner
-        drafter, self._table = runner._drafter, runner._table
-        assert isinstance(drafter, HeadDrafter)
-        self._complete = drafter.complete
-        runner._drafter = self
-
-    def complete(self, step: StepPlan) -> StepPlan:
-        completed = self._complete(step)
-        ends = completed.num_drafts.cumsum().tolist()
-        for row, start, count, end in zip(
-            step.rows.tolist(), step.starts.tolist(), step.num_drafts.tolist(), ends, strict=False
-        ):
-            if count:
-                known = tuple(self._table._token_ids[row, : start + 1].tolist())
-                self.drafts[known] = completed.draft_ids[end - count : end].tolist()
-        return completed
-
-    def close(self) -> None:
-        pass
 
 
 class NowAndThen(FixedController):
@@ -88,7 +61,7 @@ def check(
     want = without.generate(PROMPTS, params)
     without.close()
     llm = LLM(str(path), speculation={"max_drafts": DRAFTS, "adaptive": False, **keys}, **common)
-    watched = Watched(llm)
+    watched = Watched(llm._engine)
     speculation = llm._engine._scheduler.speculation
     assert speculation is not None
     if not always:
@@ -99,13 +72,7 @@ def check(
     assert [each.completions for each in done] == [each.completions for each in want]
     llm._engine.check_integrity()
     assert len(watched.drafts) > (50 if always else 10)
-    stops = {*llm.tokenizer.eos_token_ids}
-    wrong = []
-    for known, drafts in watched.drafts.items():
-        expected = head.drafts(list(known), len(drafts))
-        if stops.isdisjoint(expected) and drafts != expected:
-            wrong.append((len(known), drafts, expected))
-    assert not wrong
+    watched.check(head, {*llm.tokenizer.eos_token_ids})
     # From now on prompts are found in the prefix cache, with the head's KV.
     again = llm.generate(PROMPTS, params)
     assert [each.completions for each in again] == [each.completions for each in want]
