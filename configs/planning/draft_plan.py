@@ -144,7 +144,7 @@ def refit_with_draft(
     """
     own, reserved, spec = plan.draft, NOTHING_RESERVED, plan.speculation
     if spec is not None and spec.head_bytes:
-        states = spec.head_state_bytes * max(plan.max_step_tokens, plan.max_running_requests)
+        states = spec.state_bytes(plan.max_step_tokens, plan.max_running_requests)
         reserved = Reserved(
             weight_bytes=spec.head_bytes + states, token_bytes=spec.head_token_bytes
         )
@@ -202,13 +202,19 @@ def _check(config: ServeConfig) -> None:
             )
 
 
-def _check_head(config: ServeConfig, model: ModelFacts, draft: HeadFacts) -> None:
-    method = config.speculation.method
+def check_target(config: ServeConfig, model: ModelFacts) -> None:
+    """Raise ConfigError if no draft head can read the states of a model."""
     if model.implementation != "remora":
         raise ConfigError(
-            f"speculation.method = {method}: a head reads states of remora's own models, and "
-            f"{model.architecture} runs with transformers' code; use method ngram or draft"
+            f"speculation.method = {config.speculation.method}: a head reads states of remora's "
+            f"own models, and {model.architecture} runs with transformers' code; use method ngram "
+            "or draft"
         )
+
+
+def _check_head(config: ServeConfig, model: ModelFacts, draft: HeadFacts) -> None:
+    method = config.speculation.method
+    check_target(config, model)
     if draft.captures and config.engine.compile:
         raise ConfigError(
             f"speculation.method = {method}: an EAGLE-3 head reads states between layers, which "

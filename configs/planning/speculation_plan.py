@@ -40,6 +40,10 @@ class SpeculationPlan:
     head_token_bytes: int = 0
     head_state_bytes: int = 0
 
+    def state_bytes(self, max_tokens: int, max_rows: int) -> int:
+        """Return the bytes of the states that are kept for a head where torch computes."""
+        return self.head_state_bytes * max(max_tokens, max_rows)
+
 
 def plan_speculation(config: ServeConfig, device: str) -> SpeculationPlan | None:
     """Return how rows get drafts, without a draft model; None = not at all.

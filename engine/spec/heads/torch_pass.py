@@ -60,7 +60,7 @@ class HeadModel:
 
     @torch.inference_mode()
     def project(self, states: Tensor) -> Tensor:
-        """Return the target's states [T, state_size] as those that `given` takes, [T, H]."""
+        """Return the target's states [T, state_size] as `given` takes them, [T, H]."""
         states = states.to(self.given.dtype)
         return self._head.fc(states) if self._config.kind == "eagle3" else states
 

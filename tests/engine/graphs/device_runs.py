@@ -28,6 +28,7 @@ from remora.engine.models.captures import Captures
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.device import capture
+from remora.engine.runner.device import make_attention as device_attention
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
@@ -346,6 +347,8 @@ def _attention_of(
         )
 
     windows = plan.windows
+    if model.config.attention.latent is not None:
+        return device_attention(model, plan, plan.num_pages)
     if windows is None:
         return attend_with(len(model.layers), plan.num_pages)
     return WindowedAttention(

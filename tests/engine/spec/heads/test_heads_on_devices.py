@@ -32,16 +32,22 @@ CAPTURED = DevicePlan(
 ROOM: dict[str, Any] = {"max_running_requests": 4, "max_step_tokens": 24}
 ON_DEVICE: dict[str, Any] = {**ROOM, "make_attention": TritonAttention, "how": CAPTURED}
 
+MTP = {
+    "mimo": ("qwen2.5-tied", "MiMoForCausalLM"),
+    "deepseek": ("deepseek-v3", "DeepseekV3ForCausalLM"),
+}
+
 
 def make(
     kind: str, checkpoints: TinyCheckpoints, folder: Path
 ) -> tuple[Path, DraftHeadConfig, plain.PlainHead]:
     """Return a model, its head, and the head in plain torch."""
-    if kind == "mtp":
-        source = checkpoints("qwen2.5-tied", tie_word_embeddings=False)
+    if kind in MTP:
+        family, architecture = MTP[kind]
+        source = checkpoints(family, tie_word_embeddings=False)
         path = shutil.copytree(source, folder / "model")
         raw = json.loads((path / "config.json").read_text())
-        changed = {**raw, "architectures": ["MiMoForCausalLM"]}
+        changed = {**raw, "architectures": [architecture]}
         (path / "config.json").write_text(json.dumps(changed))
         own = plain.add_mtp(path)
         return (
@@ -62,7 +68,7 @@ def make(
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", *MTP])
 def test_drafts_are_those_of_a_plain_head(
     kind: str,
     recorded: bool,
