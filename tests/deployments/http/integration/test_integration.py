@@ -159,6 +159,23 @@ async def test_an_unknown_invocation_names_what_is_allowed() -> None:
     assert "messages; prompt" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/generate", {"text": "a", "input_embeds": [[0.5]]}, "input_embeds"),
+        ("/v1/completions", {"prompt": "a", "prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ],
+)
+async def test_embeddings_as_input_are_refused_by_name(path: str, body: Any, field: str) -> None:
+    async with make_client() as client:
+        response = await client.post(path, json=body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported")
+    assert "text or token ids" in error["message"]
+
+
 # -- CORS --------------------------------------------------------------------------------------
 
 
