@@ -42,7 +42,7 @@ class Manager:
 
 
 def handled(manager: Manager) -> HandledManager:
-    return HandledManager(manager)  # type: ignore[arg-type]
+    return HandledManager(manager)
 
 
 @pytest.mark.parametrize(
