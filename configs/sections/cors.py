@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from remora.configs.fields import Name, Section
 
 ANY = "*"
 # As browsers send it: scheme, host and port, without a path.
-_ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://[^/\s*]+|null)$"
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
+
+
+def _check_origin(value: str) -> str:
+    if _ORIGIN.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "origin", "expected scheme, host and port without a path: https://host:8443; or *"
+        )
+    return value
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 class CorsSection(Section):
     """Web pages of other origins (CORS): which may read this server's answers."""
 
-    origins: Annotated[
-        list[Annotated[Name, Field(pattern=_ORIGIN)]], Field(min_length=1, max_length=256)
-    ]
+    origins: Annotated[list[Origin], Field(min_length=1, max_length=256)]
     """Origins of the pages, such as https://chat.example.com, with the port if it is not the
     scheme's; * = all pages."""
 
