@@ -120,10 +120,12 @@ class PoolingParams:
     """Parameters of a request to a pooling model.
 
     per_token:  return the hidden states of all tokens instead of the head's output
+    is_scored:  with `per_token`: return the head's output for each token's state
     second:     index of the second text's first token in a pair; None = one text
     """
 
     per_token: bool = False
+    is_scored: bool = False
     second: int | None = None
 
 

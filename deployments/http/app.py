@@ -30,6 +30,7 @@ from remora.deployments.http.anthropic.messages import anthropic_routes
 from remora.deployments.http.anthropic.models import model_routes
 from remora.deployments.http.batches.message_batches import MessageBatchBody
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
+from remora.deployments.http.cohere.embed import CohereEmbedBody
 from remora.deployments.http.core.auth import Access, Gate
 from remora.deployments.http.core.edge import Edge, error_answer, refused
 from remora.deployments.http.core.errors import log_error
@@ -37,8 +38,10 @@ from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.openapi import describe_bodies
 from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialect_of
 from remora.deployments.http.endpoints import (
+    ANY_RERANK,
     CHAT,
     CLASSIFY,
+    COHERE_EMBED,
     COMPACT,
     COMPLETIONS,
     EMBEDDINGS,
@@ -46,9 +49,11 @@ from remora.deployments.http.endpoints import (
     MESSAGES,
     OLLAMA_ROUTES,
     POOLING,
-    RERANK,
     RESPONSES,
     SCORE,
+    TEI_ROUTES,
+    V1_RERANK,
+    V2_RERANK,
 )
 from remora.deployments.http.generation.bodies import (
     ChatBody,
@@ -63,7 +68,7 @@ from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
-from remora.deployments.http.pooling.embeddings import EmbeddingsBody
+from remora.deployments.http.pooling.embeddings import EmbeddingsBody, answer_vectors
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
 from remora.deployments.http.responses.background import answer_response
 from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody
@@ -85,15 +90,17 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/responses/compact", COMPACT, CompactBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/v1/score", SCORE, ScoreBody),
-    Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody),
-    Route("/v1/rerank", RERANK, RerankBody),
-    Route("/v2/rerank", RERANK, RerankBody),
-    Route("/rerank", RERANK, RerankBody),
+    Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody, answer=answer_vectors),
+    Route("/v1/rerank", V1_RERANK, RerankBody),
+    Route("/v2/rerank", V2_RERANK, RerankBody),
+    Route("/rerank", ANY_RERANK, RerankBody),
+    Route("/v2/embed", COHERE_EMBED, CohereEmbedBody),
     Route("/score", SCORE, PairScoreBody),
     Route("/classify", CLASSIFY, ClassifyBody),
     Route("/v1/classify", CLASSIFY, ClassifyBody),
-    Route("/pooling", POOLING, PoolingBody),
+    Route("/pooling", POOLING, PoolingBody, answer=answer_vectors),
     Route("/encode", ENCODE, EncodeBody),
+    *TEI_ROUTES,
     *LLAMA_ROUTES,
 )
 ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (

@@ -225,7 +225,9 @@ class PoolingEngine:
             whole = [index for index in part if chosen[index].pooling.per_token]
             pooled = [index for index in part if not chosen[index].pooling.per_token]
             for index in whole:
-                results[index] = self._model.hidden(chosen[index].row)
+                one = chosen[index]
+                compute = self._model.scores if one.pooling.is_scored else self._model.hidden
+                results[index] = compute(one.row)
             if pooled:
                 numbers = self._model([chosen[index].row for index in pooled])
                 for index, row in zip(pooled, numbers, strict=True):

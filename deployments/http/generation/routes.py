@@ -81,7 +81,7 @@ def handler(
         context = RequestContext.of(request, server.metrics.labels)
         body = await read_body(server, request)
         if endpoint.dialect is not None:
-            request.state.dialect = endpoint.dialect(body)
+            request.state.dialect = endpoint.dialect(body) or request.state.dialect
         job, headers = await endpoint.job(server, body, context)
         return await answer(server, request, job, headers)
 
