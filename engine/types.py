@@ -324,10 +324,15 @@ NO_CANDIDATES = Candidates(token_ids=NO_TOKENS, scores=np.empty(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why a row cannot continue. `of_request`: its request is the cause, not the engine."""
+    """Why a row cannot continue.
+
+    of_request:  its request is the cause, not the engine
+    limit:       key of the limit that the request is over; "" = none
+    """
 
     reason: str
     of_request: bool = False
+    limit: str = ""
 
     def __str__(self) -> str:
         return self.reason

@@ -20,6 +20,7 @@ from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.autoscaling.routes import autoscaling_routes
 from remora.deployments.http.admin import server as ops
 from remora.deployments.http.admin.lora_routes import LORA_BODIES, lora_routes
+from remora.deployments.http.admin.pausing import PAUSE_BODIES, pause_routes
 from remora.deployments.http.admin.routes import (
     control_routes,
     health_routes,
@@ -109,6 +110,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     information_routes,
     health_routes,
     control_routes,
+    pause_routes,
     autoscaling_routes,
     responses_routes,
     anthropic_routes,
@@ -127,6 +129,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
     "/update_weights_from_disk": UpdateBody,
+    **PAUSE_BODIES,
     **GENERATE_BODIES,
     **{route.path: route.body for route in OLLAMA_ROUTES},
     **OLLAMA_BODIES,

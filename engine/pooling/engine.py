@@ -167,6 +167,13 @@ class PoolingEngine:
         """Not supported, as `hold`."""
         raise NotImplementedError
 
+    def pause(self, *, retracting: bool) -> list[SequenceOutput]:
+        """Do nothing: between two steps all requests wait."""
+        return []
+
+    def unpause(self) -> None:
+        """Do nothing, as `pause`."""
+
     def page_hashes(self, limit: int) -> bytes:
         """Return no hashes: there is no cache."""
         return b""

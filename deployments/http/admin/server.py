@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
+from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
@@ -80,7 +82,8 @@ def server_info(server: ServerState) -> dict[str, Any]:
     return {
         "version": version("remora"),
         "served_model_name": plan.served_model_name,
-        "status": "draining" if server.calls.is_draining else "ready",
+        "status": _status(server),
+        "startup_time": server.part(Startup, Startup.unknown).seconds,
         "context_length": plan.max_model_len,
         "max_total_num_tokens": plan.kv_tokens,
         "max_running_requests": plan.max_running_requests,
@@ -105,6 +108,24 @@ def server_info(server: ServerState) -> dict[str, Any]:
             }
         ],
     }
+
+
+@dataclass(slots=True)
+class Startup:
+    """The start of a replica: how long it took, in seconds; None = not known yet."""
+
+    seconds: float | None = None
+
+    @classmethod
+    def unknown(cls, _: ServeConfig) -> Startup:
+        """Return a start whose duration is not known."""
+        return cls()
+
+
+def _status(server: ServerState) -> str:
+    if server.calls.is_draining:
+        return "draining"
+    return "paused" if server.client.is_paused else "ready"
 
 
 def _speculation(server: ServerState) -> dict[str, Any] | None:
@@ -157,6 +178,8 @@ def check_ready(server: ServerState) -> None:
 
 async def check_token(server: ServerState) -> None:
     """Raise Unavailable unless the engine generates a token within HEALTH_TOKEN_TIMEOUT_S."""
+    if server.client.is_paused:
+        raise Unavailable("Generation is paused, so no token is made; see /continue_generation.")
     eos = server.tokenizer.eos_token_ids
     request = Request(
         request_id="health",

@@ -148,6 +148,7 @@ class RequestTracker:
         self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
+        self._starting: set[str] = set()  # claimed names of requests without an output
 
     async def open(
         self,
@@ -173,6 +174,7 @@ class RequestTracker:
             # Not a fault of the request: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
         rid = context.request_id
+        self._check_claims(context.claims)
         account = self.tenants.account(context.tenant)
         account.check_priority(requests, low_first=self.limits.low_priority_first)
         numbered = [
@@ -190,6 +192,7 @@ class RequestTracker:
             names.setdefault(given.request_id, set()).add(request.request_id)
         intervals = None if interval_tokens == 1 else _Intervals(interval_tokens)
         outputs = self._run(context, account, names, numbered, takes_place, intervals)
+        self._starting.update(context.claims)
         try:
             await self._wait_for_first(outputs, numbered)
         except BaseException as error:
@@ -197,8 +200,18 @@ class RequestTracker:
             await outputs.aclose()
             self._count_refusal(account, error)
             raise
+        finally:
+            self._starting.difference_update(context.claims)
         self._metrics.count_tenant_request(account.tenant.name, "started")
         return outputs
+
+    def _check_claims(self, names: Sequence[str]) -> None:
+        """Raise InvalidRequest for a name that an open request has, or that is given twice."""
+        for number, name in enumerate(names):
+            if name in self._open or name in self._starting or name in names[:number]:
+                where = "twice in this request" if name in names[:number] else "in use already"
+                message = f"Request id {name!r} is {where}; give each request its own."
+                raise InvalidRequest(message, "rid", "duplicate_request_id")
 
     def _admit(self, account: Account, requests: Sequence[Request]) -> None:
         try:
@@ -212,16 +225,22 @@ class RequestTracker:
             self._metrics.count_tenant_request(account.tenant.name, error.limit)
 
     async def _wait_for_first(self, outputs: OutputStream, requests: Sequence[Request]) -> None:
-        """Wait until `outputs` is ready, up to the queue timeout if all requests are queued."""
+        """Wait until `outputs` is ready, up to the queue timeout if all requests are queued.
+
+        While the engine is paused, the timeout begins again.
+        """
         timeout_s = self.limits.queue_timeout_s
         async with scoped_task(anext(outputs)) as ready:
             await asyncio.wait({ready}, timeout=timeout_s)
-            if not ready.done() and await self._all_wait(requests):
-                raise Unavailable(
-                    f"Queue timeout: the request waited {timeout_s:g} s (engine.queue_timeout_s).",
-                    5.0,
-                    limit="queue_timeout_s",
-                )
+            while not ready.done() and await self._all_wait(requests):
+                if not self._client.is_paused:
+                    raise Unavailable(
+                        f"Queue timeout: the request waited {timeout_s:g} s "
+                        "(engine.queue_timeout_s).",
+                        5.0,
+                        limit="queue_timeout_s",
+                    )
+                await asyncio.wait({ready}, timeout=timeout_s)
             await ready
 
     async def _all_wait(self, requests: Sequence[Request]) -> bool:
