@@ -31,6 +31,7 @@ from remora.deployments.http.anthropic.messages import anthropic_routes
 from remora.deployments.http.anthropic.models import model_routes
 from remora.deployments.http.batches.message_batches import MessageBatchBody
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
+from remora.deployments.http.cohere.chat_bodies import CohereChatBody
 from remora.deployments.http.cohere.embed import CohereEmbedBody
 from remora.deployments.http.core.auth import Access, Gate
 from remora.deployments.http.core.edge import Edge, error_answer, refused
@@ -42,11 +43,14 @@ from remora.deployments.http.endpoints import (
     ANY_RERANK,
     CHAT,
     CLASSIFY,
+    COHERE_CHAT,
     COHERE_EMBED,
     COMPACT,
     COMPLETIONS,
     EMBEDDINGS,
     ENCODE,
+    GENERATE_TOKENS,
+    GENERATIVE_SCORING,
     MESSAGES,
     OLLAMA_ROUTES,
     POOLING,
@@ -82,6 +86,9 @@ from remora.deployments.http.shared_paths import (
     generate_routes,
     token_routes,
 )
+from remora.deployments.http.vllm.scoring import GenerativeScoringBody
+from remora.deployments.http.vllm.tokenizer import vllm_routes
+from remora.deployments.http.vllm.tokens import GenerateTokensBody
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -95,12 +102,15 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/rerank", V1_RERANK, RerankBody),
     Route("/v2/rerank", V2_RERANK, RerankBody),
     Route("/rerank", ANY_RERANK, RerankBody),
+    Route("/v2/chat", COHERE_CHAT, CohereChatBody),
     Route("/v2/embed", COHERE_EMBED, CohereEmbedBody),
     Route("/score", SCORE, PairScoreBody),
     Route("/classify", CLASSIFY, ClassifyBody),
     Route("/v1/classify", CLASSIFY, ClassifyBody),
     Route("/pooling", POOLING, PoolingBody, answer=answer_vectors),
     Route("/encode", ENCODE, EncodeBody),
+    Route("/inference/v1/generate", GENERATE_TOKENS, GenerateTokensBody),
+    Route("/generative_scoring", GENERATIVE_SCORING, GenerativeScoringBody),
     *TEI_ROUTES,
     *LLAMA_ROUTES,
 )
@@ -118,6 +128,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     partial(ollama_routes, generation=OLLAMA_ROUTES),
     parse_routes,
     llama_routes,
+    vllm_routes,
     batch_routes,
     lora_routes,
 )

@@ -11,6 +11,8 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.anthropic.bodies import MessagesBody
 from remora.deployments.http.anthropic.messages import prepare_message
 from remora.deployments.http.batches.input import BATCH_PATHS, MESSAGES_PATH
+from remora.deployments.http.cohere.chat import prepare_cohere_chat
+from remora.deployments.http.cohere.chat_bodies import CohereChatBody
 from remora.deployments.http.cohere.embed import CohereEmbedBody, CohereEmbedder
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.wire_formats import SGLANG, TGI
@@ -47,6 +49,8 @@ from remora.deployments.http.sglang.score import ScoreBody, prepare_score
 from remora.deployments.http.tei.bodies import TeiRerankBody
 from remora.deployments.http.tei.jobs import Tei
 from remora.deployments.http.tei.routes import tei_generation
+from remora.deployments.http.vllm.scoring import GenerativeScorer, GenerativeScoringBody
+from remora.deployments.http.vllm.tokens import parse_generate_tokens, prepare_generate_tokens
 
 
 def parse_rerank(body: Any) -> RerankBody | TeiRerankBody:
@@ -106,6 +110,11 @@ SCORE = Endpoint(
     kind="any",
 )
 PAIRS = Endpoint(partial(parse, PairScoreBody), prepare_pair_score, kind="pooling")
+SCORE_ITEMS = Endpoint(partial(parse, ScoreBody), prepare_score, kind="completion")
+GENERATE_TOKENS = Endpoint(parse_generate_tokens, prepare_generate_tokens, kind="completion")
+GENERATIVE_SCORING = Endpoint(
+    partial(parse, GenerativeScoringBody), GenerativeScorer(SCORE_ITEMS).prepare, kind="completion"
+)
 EMBEDDINGS = Endpoint(partial(parse, EmbeddingsBody), prepare_embeddings, kind="pooling")
 RERANK = Endpoint(partial(parse, RerankBody), prepare_rerank, kind="pooling")
 ANY_RERANK = Endpoint(
@@ -122,6 +131,7 @@ ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 TEI = Tei(embeddings=EMBEDDINGS, rerank=RERANK, pairs=PAIRS, classify=CLASSIFY, pooling=POOLING)
 TEI_ROUTES = tei_generation(TEI)
+COHERE_CHAT = Endpoint(partial(parse, CohereChatBody), prepare_cohere_chat)
 COHERE_EMBED = Endpoint(
     partial(parse, CohereEmbedBody), CohereEmbedder(EMBEDDINGS).prepare, kind="pooling"
 )

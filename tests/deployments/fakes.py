@@ -79,6 +79,9 @@ class CharTokenizer:
     def token_text(self, token_id: int) -> str:
         return "</s>" if token_id == EOS else chr(token_id)
 
+    def entry(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -47,10 +48,18 @@ def model_card(server: ServerState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": server.created,
         "owned_by": "remora",
-        "root": name,
+        "root": name if name == base else _shown_source(server.adapters.source(name)) or name,
         "parent": None if name == base else base,
         "max_model_len": server.plan.max_model_len,
     }
+
+
+def _shown_source(source: str | None) -> str | None:
+    """Return the place of an adapter's files, without what a URL holds of secrets."""
+    if source is None or "://" not in source:
+        return source
+    parts = urlsplit(source)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def model_info(server: ServerState) -> dict[str, Any]:
@@ -272,7 +281,7 @@ async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict
         "tokens": all_ids if is_list else all_ids[0],
     }
     if parsed.return_token_strs:
-        strs = [[server.tokenizer.token_text(token_id) for token_id in ids] for ids in all_ids]
+        strs = [[server.tokenizer.entry(token_id) for token_id in ids] for ids in all_ids]
         answer["token_strs"] = strs if is_list else strs[0]
     return answer, headers
 
