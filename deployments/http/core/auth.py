@@ -29,7 +29,17 @@ from remora.configs.sections.limits import UNNAMED
 from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics"})
+OPEN_PATHS = frozenset(
+    {
+        "/health",
+        "/healthz",
+        "/ready",
+        "/liveness",
+        "/readiness",
+        "/health_generate",
+        "/metrics",
+    }
+)
 
 
 class Role(IntEnum):

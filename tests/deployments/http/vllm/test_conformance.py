@@ -1,4 +1,4 @@
-"""vLLM's own routes of models that generate: tokens in and out, scores, the tokenizer's settings."""
+"""vLLM's own routes of models that generate: tokens in and out, scores, tokenizer settings."""
 
 from __future__ import annotations
 
