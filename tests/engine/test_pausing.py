@@ -9,7 +9,8 @@ from contextlib import aclosing
 import pytest
 
 from remora.configs.errors import Unavailable
-from remora.configs.planning.scheduling_plan import SchedulingPlan
+from remora.configs.planning.scheduling_plan import SchedulingPlan, plan_scheduling
+from remora.configs.schema import ServeConfig
 from remora.engine.client import LocalEngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import FakeRunner, expected_output, make_engine, make_plan
@@ -98,7 +99,9 @@ def faults(outputs: list[SequenceOutput]) -> dict[str, str]:
 @pytest.mark.observes("limits.waiting_timeout_s", "limits.running_timeout_s")
 def test_requests_end_that_wait_or_run_for_too_long() -> None:
     clock = Clock()
-    rules = SchedulingPlan(waiting_timeout_s=5.0, running_timeout_s=20.0)
+    limits = {"waiting_timeout_s": 5, "running_timeout_s": 20}
+    config = ServeConfig.model_validate({"model": {"path": "tiny"}, "limits": limits})
+    rules = plan_scheduling(config)
     plan = make_plan(max_model_len=4096, num_pages=1200, max_running_requests=1, scheduling=rules)
     engine = make_engine(plan, clock=clock)
     for name in ("runs", "waits"):
