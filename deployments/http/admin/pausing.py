@@ -46,7 +46,7 @@ async def pause(server: ServerState, mode: Mode) -> None:
     """Pause the engine."""
     await server.client.pause(retracting=mode == "retract")
     if mode == "abort":
-        await server.client.abort(None)
+        await server.calls.abort_all()
 
 
 def pause_routes(server: ServerState) -> APIRouter:

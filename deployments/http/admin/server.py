@@ -218,7 +218,7 @@ class AbortBody(Body):
 async def abort(server: ServerState, body: AbortBody) -> dict[str, Any]:
     """Abort the requests with one id, or all requests. Raises InvalidRequest."""
     if body.abort_all:
-        return {"num_aborted": await server.client.abort(None)}
+        return {"num_aborted": await server.calls.abort_all()}
     if not body.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
     # Clients may send the id of the answer instead of the request's id.

@@ -117,7 +117,11 @@ async def prepare_cohere_chat(
     server: ServerState, body: CohereChatBody, context: RequestContext
 ) -> CohereChatJob:
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
-    chat = chat_body(body, server.tokenizer.template_variables)
+    chat = chat_body(
+        body,
+        server.tokenizer.template_variables,
+        lowest_first=server.plan.low_priority_first,
+    )
     with in_callers_words(NAMES):
         prepared = await prepare_chat(server, chat, context)
     return CohereChatJob(

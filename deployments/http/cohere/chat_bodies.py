@@ -158,10 +158,21 @@ _SAME = (
 )
 
 
-def chat_body(body: CohereChatBody, variables: Collection[str]) -> ChatBody:
+def priority_of(given: int | None, *, lowest_first: bool) -> int | None:
+    """Return the server's priority for Cohere's, of which smaller numbers run first.
+
+    lowest_first:  whether that is so of the server's, too
+    """
+    return given if given is None or lowest_first else -given
+
+
+def chat_body(
+    body: CohereChatBody, variables: Collection[str], *, lowest_first: bool = False
+) -> ChatBody:
     """Return the chat body of a request.
 
-    variables:  of the model's chat template
+    variables:     of the model's chat template
+    lowest_first:  as in `priority_of`
     Raises InvalidRequest.
     """
     if body.stream and body.logprobs:
@@ -173,8 +184,7 @@ def chat_body(body: CohereChatBody, variables: Collection[str]) -> ChatBody:
         "top_k": body.k,
         "top_p": body.p,
         "response_format": _format(body.response_format),
-        # Cohere's smaller numbers run first.
-        "priority": None if body.priority is None else -body.priority,
+        "priority": priority_of(body.priority, lowest_first=lowest_first),
         "documents": None if body.documents is None else list(map(_document, body.documents)),
         "chat_template_kwargs": _safety(body, variables),
     }

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.cohere.chat_bodies import priority_of
 from remora.deployments.http.core.body_limits import AtMost
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.field_names import in_callers_words, renames
@@ -135,8 +136,7 @@ class CohereEmbedder:
             "prompt_name": _prompt_name(server, body.input_type),
             "truncate_prompt_tokens": None if side is None else kept,
             "truncation_side": side,
-            # Cohere's smaller numbers run first.
-            "priority": None if body.priority is None else -body.priority,
+            "priority": priority_of(body.priority, lowest_first=server.plan.low_priority_first),
         }
 
         def told(answer: Any) -> dict[str, Any]:

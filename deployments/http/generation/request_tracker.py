@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -31,7 +31,7 @@ from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
-from remora.engine.types import Output, Request
+from remora.engine.types import FinishReason, Output, Request
 
 ItemT = TypeVar("ItemT")
 
@@ -148,6 +148,7 @@ class RequestTracker:
         self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
+        self._num_aborts = 0  # of all requests together
         self._starting: set[str] = set()  # claimed names of requests without an output
 
     async def open(
@@ -265,6 +266,14 @@ class RequestTracker:
             found += await self._client.abort(request_id)
         return found
 
+    async def abort_all(self) -> int:
+        """Abort all requests, those that wait for their turn too; return how many the engine had.
+
+        They end with `abort`.
+        """
+        self._num_aborts += 1
+        return await self._client.abort(None)
+
     async def _run(
         self,
         context: RequestContext,
@@ -289,13 +298,14 @@ class RequestTracker:
         limits = self.limits
         most = limits.max_requests if takes_place else None
         is_single = len(requests) == 1
-        source = self._outputs(requests, limits.timeout_s)
+        num_aborts = self._num_aborts
         wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
-            async with (
-                account.concurrent.taken(most, wait_s=wait_s),
-                aclosing(source) as events,
-            ):
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(account.concurrent.taken(most, wait_s=wait_s))
+                is_aborted = num_aborts != self._num_aborts  # while it waited for its turn
+                source = self._outputs(requests, limits.timeout_s, is_aborted=is_aborted)
+                events = await held.enter_async_context(aclosing(source))
                 is_ready = False
                 async for event in events:
                     prompt, output = (0, event) if is_single else event
@@ -327,15 +337,28 @@ class RequestTracker:
                     del self._open[name]
 
     def _outputs(
-        self, requests: Sequence[Request], timeout_s: float | None
+        self, requests: Sequence[Request], timeout_s: float | None, *, is_aborted: bool
     ) -> AsyncGenerator[Any, None]:
-        """Return the outputs of a single request, or the events of several."""
-        if len(requests) == 1:
-            outputs: AsyncGenerator[Any, None] = self._client.generate(requests[0])
+        """Return the outputs of a single request, or the events of several.
+
+        is_aborted:  whether they end without having been submitted
+        """
+        if is_aborted:
+            outputs: AsyncGenerator[Any, None] = _aborted(requests)
+        elif len(requests) == 1:
+            outputs = self._client.generate(requests[0])
         else:
             outputs = _merge(self._client, requests)
         # After `timeout_s` they raise RequestTimedOut.
         return outputs if timeout_s is None else _limited(outputs, timeout_s)
+
+
+async def _aborted(requests: Sequence[Request]) -> AsyncGenerator[Any, None]:
+    """Yield the end of each sequence, in the form of `RequestTracker._outputs`."""
+    for prompt, request in enumerate(requests):
+        for index in range(request.sampling.n):
+            end = Output(index=index, token_ids=(), text="", finish_reason=FinishReason.ABORT)
+            yield end if len(requests) == 1 else (prompt, end)
 
 
 async def _limited(

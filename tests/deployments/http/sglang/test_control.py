@@ -96,6 +96,30 @@ async def test_a_pause_ends_open_requests_unless_they_are_to_be_kept() -> None:
     assert not engine.is_paused
 
 
+async def test_an_abort_of_all_reaches_requests_that_wait_for_their_turn() -> None:
+    engine = FakeEngine(gate=asyncio.Event())
+    config = make_server_config(api={"max_concurrent_requests": 1, "wait_when_busy": True})
+    async with make_client(FakeServer(client=engine, config=config)) as client:
+        bodies: list[dict[str, Any]] = [
+            {"text": "a"},
+            {"text": "b"},
+            {"text": ["c", "d"], "sampling_params": {"n": 2}},
+        ]
+        asked = [asyncio.create_task(client.post("/generate", json=body)) for body in bodies]
+        while not engine.running:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await client.post("/abort_request", json={"abort_all": True})
+        answers = [answer.json() for answer in await asyncio.gather(*asked)]
+        later = await client.post("/generate", json={"text": "e"})
+    assert len(answers[2]) == 4
+    for answer in (*answers[:2], *answers[2]):
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert len(engine.requests) == 2  # the first, and the later one
+    assert later.json()["meta_info"]["finish_reason"]["type"] == "stop"
+
+
 async def test_the_time_in_the_queue_does_not_count_while_the_engine_is_paused() -> None:
     engine = FakeEngine(is_full=True, is_paused=True)
     config = make_server_config(engine={"queue_timeout_s": 0.01})
