@@ -139,7 +139,7 @@ class CohereEmbedder:
             "priority": priority_of(body.priority, lowest_first=server.plan.low_priority_first),
         }
 
-        def told(answer: Any) -> dict[str, Any]:
+        def converted(answer: Any) -> dict[str, Any]:
             vectors = [np.asarray(one["embedding"], np.float32) for one in answer["data"]]
             return {
                 "id": f"embd-{context.request_id}",
@@ -153,7 +153,7 @@ class CohereEmbedder:
             }
 
         with in_callers_words(_NAMES):
-            return await self._embeddings.convert(server, fields, context, told)
+            return await self._embeddings.convert(server, fields, context, converted)
 
 
 def _prompt_name(server: ServerState, kind: InputType | None) -> str | None:

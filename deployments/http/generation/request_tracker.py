@@ -267,7 +267,7 @@ class RequestTracker:
         return found
 
     async def abort_all(self) -> int:
-        """Abort all requests, those that wait for their turn too; return how many the engine had.
+        """Abort all requests, also where they wait for their turn; return how many the engine had.
 
         They end with `abort`.
         """

@@ -244,7 +244,7 @@ class Pairs:
             return
         has_template = _template(self._served) is not None
         if wanted is has_template:
-            why = "has all of them" if has_template else "is told apart by them"
+            why = "has all of them" if has_template else "needs them"
             raise unsupported(
                 "add_special_tokens", f"add_special_tokens: a pair of this model {why}."
             )

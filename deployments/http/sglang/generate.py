@@ -161,8 +161,7 @@ async def prepare_generate(
     started = time.monotonic()
     context = replace(context, claims=body.names)
     own = await server.model(body.model)
-    given, param = body.given
-    options = body.options
+    (given, param), options = body.given, body.options
     _check_n(options)
     samplings = [_sampling(server, body, one) for one in options]
     is_delta = server.config.api.stream_text == "delta"

@@ -58,7 +58,7 @@ class GenerativeScorer:
             "cache_salt": body.cache_salt,
         }
 
-        def told(answer: Any) -> dict[str, Any]:
+        def converted(answer: Any) -> dict[str, Any]:
             data = [
                 {"index": index, "object": "score", "score": scores[0]}
                 for index, scores in enumerate(answer["scores"])
@@ -77,4 +77,4 @@ class GenerativeScorer:
                 },
             }
 
-        return await self._scores.convert(server, fields, context, told)
+        return await self._scores.convert(server, fields, context, converted)

@@ -21,8 +21,8 @@ from tests.deployments.fakes import (
 from tests.deployments.http.conformance import ABSENT, Row, check_row
 from tests.deployments.http.streams import ask
 
-SOURCE = "vLLM, tests/entrypoints/serve/disagg/test_serving_tokens.py"
-SCORING = "vLLM, tests/entrypoints/openai/test_generative_scoring.py"
+SOURCE = "vLLM, test_serving_tokens"
+SCORING = "vLLM, test_generative_scoring"
 PATH = "/inference/v1/generate"
 
 
