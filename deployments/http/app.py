@@ -58,7 +58,6 @@ from remora.deployments.http.generation.bodies import (
 )
 from remora.deployments.http.generation.routes import Route, generation_routes
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.weight_update import UpdateBody
 from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
@@ -76,6 +75,7 @@ from remora.deployments.http.shared_paths import (
     generate_routes,
     token_routes,
 )
+from remora.deployments.http.weights.routes import WEIGHT_BODIES, weight_routes
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -111,6 +111,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     llama_routes,
     batch_routes,
     lora_routes,
+    weight_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,
@@ -119,13 +120,13 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
-    "/update_weights_from_disk": UpdateBody,
     **GENERATE_BODIES,
     **{route.path: route.body for route in OLLAMA_ROUTES},
     **OLLAMA_BODIES,
     **PARSE_BODIES,
     **LLAMA_BODIES,
     **LORA_BODIES,
+    **WEIGHT_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses/input_tokens": PromptBody,
     "/v1/batches": BatchBody,
