@@ -8,7 +8,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -202,7 +202,7 @@ def _add_memory_routes(router: APIRouter, server: ServerState) -> None:
 
 def _add_refused(router: APIRouter) -> None:
     def refusal(path: str, needs: str) -> None:
-        async def refuse() -> NoReturn:
+        async def refuse() -> Response:
             raise InvalidRequest(
                 f"{path} needs {needs}, which this server does not have. Use "
                 "/update_weights_from_tensor with safetensors, or /update_weights_from_disk.",
