@@ -1,7 +1,7 @@
 """The weights of all replicas of a deployment: all load, then all change; one failing keeps all.
 
 Any replica may carry a change out. It asks the others through a handle of its own deployment. A
-replica that starts later becomes like those that run.
+replica that starts later becomes like the running ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OnlyReplica:
 
     async def all(self, operation: str, *args: Any) -> list[WeightsState | BaseException]:
         """Call this replica."""
-        return await asyncio.gather(self._replica.call(operation, *args), return_exceptions=True)
+        return [*await asyncio.gather(self._replica.call(operation, *args), return_exceptions=True)]
 
 
 class Fleet:
@@ -73,7 +73,7 @@ class Fleet:
         await self._whole(self._everywhere("relabel", version))
 
     async def sleep(self, tags: frozenset[str], mode: Mode, *, forgets: bool) -> None:
-        """Release memory on all replicas; if one refuses, those that slept before wake again."""
+        """Release memory on all replicas; if one refuses, the sleeping ones wake again."""
         await self._whole(self._sleep(tags, mode, forgets))
 
     async def wake(self, tags: frozenset[str]) -> None:
@@ -127,7 +127,7 @@ class Fleet:
         return await asyncio.shield(task)
 
     def _end(self, task: asyncio.Future[Any]) -> None:
-        self._running.discard(task)  # type: ignore[arg-type]
+        self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("weights: %s", error)
 

@@ -39,7 +39,7 @@ def write_negated(old: Path, new: Path) -> Path:
 
 
 def config_of(path: Path, *, roots: Path | None = None, **sections: Any) -> Any:
-    model = {"path": str(path), "dtype": "float32", "weight_upload_limit": "64MiB"}
+    model: dict[str, Any] = {"path": str(path), "dtype": "float32", "weight_upload_limit": "64MiB"}
     if roots is not None:
         model |= {"weight_roots": [str(roots)], "weight_loaders": [LOADER]}
     engine = {

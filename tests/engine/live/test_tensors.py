@@ -38,6 +38,10 @@ def changed(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in negated(str(folder)) if "down_proj" in name}
 
 
+def found(folder: Path, pattern: str) -> list[Path]:
+    return list(folder.glob(pattern))
+
+
 @pytest.mark.observes("model.weight_upload_limit")
 async def test_some_tensors_make_the_whole_other_set(
     running: Running, folder: Path, tmp_path: Path
@@ -65,7 +69,7 @@ async def test_sleep_keeps_tensors_and_files_that_are_replaced_go(
     given = changed(folder)
     for _ in range(3):
         await running.send(given, tmp_path)
-        assert len(list(tmp_path.glob("updates/*/*"))) == 1
+        assert len(found(tmp_path, "updates/*/*")) == 1
     wanted = await running.answers()
 
     await running.live.sleep(frozenset(TAGS), "idle")
@@ -73,7 +77,7 @@ async def test_sleep_keeps_tensors_and_files_that_are_replaced_go(
 
     assert await running.answers() == wanted
     running.live.close()
-    assert list(tmp_path.glob("updates/*")) == []
+    assert found(tmp_path, "updates/*") == []
 
 
 @pytest.mark.parametrize(
