@@ -179,12 +179,13 @@ class EngineWorker:
             here = replace(plan, model_path=self._path)
             adapting = configured(self._config.lora)
             follower = build_follower(here, self._rank, meeting, adapting=adapting)
+            weights = live_weights(self._config, here, follower.table, follower)
         except BaseException as error:  # a boundary: `load` raises it
             loaded.set_exception(error)
             return
         self._pool = follower.adapters
         self._follower = follower
-        self._weights = live_weights(self._config, here, follower.table, follower)
+        self._weights = weights
         loaded.set_result(None)
         try:
             follower.run()

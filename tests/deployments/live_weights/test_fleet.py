@@ -171,7 +171,7 @@ async def test_a_new_replica_becomes_like_the_others() -> None:
     await Fleet(replica, replicas).catch_up()
 
     state = replica.state
-    assert (state.version, state.num_updates, state.released) == ("two", 1, {"kv_cache"})
+    assert (state.version, state.num_updates, state.released) == ("two", 1, frozenset({"kv_cache"}))
     assert live.source == LiveSource(path="/second")
 
 

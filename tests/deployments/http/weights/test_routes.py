@@ -86,8 +86,8 @@ async def test_an_update_says_what_is_served_from_then_on(
         answer = await client.post(DISK, json=body)
         assert (answer.status_code, answer.json()["success"]) == (200, True)
         assert await version(client) == ("second", 1)
-        body = {"model_path": "/step-3", "abort_all_requests": True}
-        assert (await client.post(DISK, json=body)).status_code == 200
+        aborting = {"model_path": "/step-3", "abort_all_requests": True}
+        assert (await client.post(DISK, json=aborting)).status_code == 200
         assert await version(client) == ("second", 2)
         assert (await client.post(DISK, json={"model_path": "broken"})).status_code == 400
         answer = await client.post("/update_weight_version", json={"new_version": "third"})
