@@ -58,7 +58,7 @@ from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.generation.weight_update import WeightUpdate
-from remora.deployments.http.responses.archive import Archive
+from remora.deployments.http.storage.storage import storage_of
 from remora.deployments.live_update import LiveSettings
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
@@ -115,7 +115,7 @@ class LLMServer:
             _served_engine(config, launched, client, adapters, grammars)
         )
         # Rejects an invalid configuration before the server is ready.
-        self._served.part(Archive, Archive.configured)
+        storage_of(self._served)
         if config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self._served.plan.served_model_name)
             self._served.metrics.registry.register(ranks)

@@ -38,6 +38,7 @@ from remora.deployments.http.core.openapi import describe_bodies
 from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialect_of
 from remora.deployments.http.endpoints import (
     CHAT,
+    CHAT_BATCH,
     CLASSIFY,
     COMPACT,
     COMPLETIONS,
@@ -51,6 +52,7 @@ from remora.deployments.http.endpoints import (
     SCORE,
 )
 from remora.deployments.http.generation.bodies import (
+    ChatBatchBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -62,6 +64,7 @@ from remora.deployments.http.generation.weight_update import UpdateBody
 from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
+from remora.deployments.http.openai.stored_chats import MetadataBody, stored_chat_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
@@ -80,6 +83,7 @@ from remora.deployments.http.shared_paths import (
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
+    Route("/v1/chat/completions/batch", CHAT_BATCH, ChatBatchBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
     Route("/v1/responses", RESPONSES, ResponsesBody, answer=answer_response),
     Route("/v1/responses/compact", COMPACT, CompactBody),
@@ -103,6 +107,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     health_routes,
     control_routes,
     autoscaling_routes,
+    stored_chat_routes,
     responses_routes,
     anthropic_routes,
     generate_routes,
@@ -126,6 +131,7 @@ BODIES: Mapping[str, type[Body]] = {
     **PARSE_BODIES,
     **LLAMA_BODIES,
     **LORA_BODIES,
+    "/v1/chat/completions/{chat_id}": MetadataBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses/input_tokens": PromptBody,
     "/v1/batches": BatchBody,
@@ -176,12 +182,20 @@ def build_http_app(
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        error = InvalidRequest("A parameter of the URL is malformed.")
+        error = _url_fault(error)
     if isinstance(error, HTTPException) and error.status_code == 405:
         error = HTTPException(405, error.detail, {"allow": ", ".join(_methods(request))})
     log_error(error, request.state.request_id)
     refused(request.scope, error)
     return error_answer(error, request.state.dialect, request.state.request_id)
+
+
+def _url_fault(error: RequestValidationError) -> InvalidRequest:
+    """Return the refusal of a malformed parameter of the URL, which names it."""
+    fault = error.errors()[0]
+    name = str(fault["loc"][-1])[:64]
+    text = fault["msg"][:1].lower() + fault["msg"][1:200]
+    return InvalidRequest(f"The URL's parameter {name}: {text}.", name)
 
 
 def _methods(request: Request) -> list[str]:

@@ -87,6 +87,8 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("bad_words", _EMPTY),
             ("allowed_token_ids", ()),
             ("logits_processors", _EMPTY),
+            ("repetition_detection", _EMPTY),
+            ("vllm_xargs", _EMPTY),
             ("verbosity", ("medium",)),
             ("suffix", ("",)),
             ("truncate_prompt_tokens", ()),

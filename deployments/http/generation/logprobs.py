@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.types import SamplingParams, TokenLogprob
+from remora.deployments.http.generation.token_stream import split_tokens
+from remora.engine.types import Output, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -136,6 +137,10 @@ class LogprobWriter:
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
 
+    def split(self, output: Output) -> list[Output]:
+        """Return an output as outputs of one token each; their texts join to its text."""
+        return split_tokens(self._tokenizer, output)
+
     def offsets(self, *, shows_special: bool) -> TextOffsets:
         """Return a TextOffsets for a new answer, to use with `completion`."""
         return TextOffsets(self._tokenizer, shows_special=shows_special)
@@ -156,11 +161,12 @@ class LogprobWriter:
         }
 
     def _top(self, line: TokenLogprob) -> dict[str, float]:
-        # Two ids can have the same text: the likelier one, which comes first, is kept.
-        top: dict[str, float] = {}
+        """Return the chosen token, then likely ones; of equal texts the later ones are ids."""
+        top = {self.token(line.token_id): finite(line.logprob)}
         for token_id, logprob in line.top:
-            top.setdefault(self.token(token_id), finite(logprob))
-        top.setdefault(self.token(line.token_id), finite(line.logprob))
+            if token_id != line.token_id:
+                text = self.token(token_id)
+                top[f"token_id:{token_id}" if text in top else text] = finite(logprob)
         return top
 
     def prompt(self, lines: Iterable[LogprobEntry]) -> list[dict[str, Any] | None]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import output_constraint
@@ -23,6 +22,7 @@ from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request import (
     GenerationRequest,
     PromptSettings,
+    check_hidden,
     prepare,
 )
 from remora.deployments.http.generation.request_context import RequestContext
@@ -106,25 +106,6 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
         raise unsupported("sampling_params.n", message)
 
 
-def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
-    """Raise InvalidRequest if hidden states are requested but not available.
-
-    num_tokens:  of all prompts and outputs
-    """
-    name = "return_hidden_states"
-    if not body.return_hidden_states:
-        return
-    if not server.config.api.hidden_states:
-        raise unsupported(name, f"{name}: hidden states are off; set api.hidden_states.")
-    allowed = limit("max_hidden_tokens")
-    if num_tokens > allowed:
-        message = (
-            f"{name}: prompts and outputs may have {num_tokens} tokens together; at most {allowed} "
-            "are allowed with hidden states. Send less at a time, or lower max_new_tokens."
-        )
-        raise InvalidRequest(message, name, limit="max_hidden_tokens")
-
-
 def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -> SamplingParams:
     fields = options.sampling
     max_tokens = fields.max_new_tokens
@@ -193,8 +174,7 @@ async def prepare_generate(
             is_repeated=bool(body.stream) and not is_delta,
         ),
     )
-    num_tokens = sum(len(one.prompt_ids) + (one.sampling.max_tokens or 0) for one in requests)
-    _check_hidden(server, body, num_tokens)
+    check_hidden(server, requests)
     return GenerateJob(
         context=context,
         requests=requests,
