@@ -137,7 +137,9 @@ BadWords = Annotated[
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
 ]
 AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(le=_INT32)]], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
+]
 Biases = Annotated[
     dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
 ]
