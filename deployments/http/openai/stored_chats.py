@@ -224,8 +224,10 @@ def stored_chat_routes(server: ServerState) -> APIRouter:
 
     @router.post("/v1/chat/completions/{chat_id}")
     async def change(request: Request, chat_id: str) -> Response:
+        chats = chats_for(request)
+        await chats.find(chat_id)  # also without a body
         body = parse(MetadataBody, await read_body(server, request))
-        return JSONAnswer(await chats_for(request).change(chat_id, body.metadata))
+        return JSONAnswer(await chats.change(chat_id, body.metadata))
 
     @router.delete("/v1/chat/completions/{chat_id}")
     async def delete(request: Request, chat_id: str) -> Response:
