@@ -31,7 +31,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.errors import UNSUPPORTED
 from remora.deployments.http.core.unsupported_fields import FIELDS, refuse_unsupported
-from remora.engine.types import MAX_STOP_CHARS
+from remora.engine.types import MAX_LOGPROBS, MAX_STOP_CHARS
 
 MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
@@ -140,6 +140,7 @@ AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS
 TokenIds = Annotated[
     list[Annotated[int, Field(le=_INT32)]], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
 ]
+AskedIds = Annotated[list[int], Field(max_length=MAX_LOGPROBS, fail_fast=True)]
 Biases = Annotated[
     dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
 ]
@@ -249,6 +250,7 @@ class OpenAIBody(SamplingBody, HintsBody):
     seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: NumPromptLogprobs | None = None
+    logprob_token_ids: AskedIds | None = None
     best_of: NumOutputs | None = None
     bad_words: BadWords | None = None
     allowed_token_ids: AllowedIds | None = None

@@ -26,6 +26,14 @@ MAX_REPEATED_ENTRIES = 2**15
 LogprobEntry = TokenLogprob | None
 
 
+def _shown(line: TokenLogprob) -> Sequence[tuple[int, float]]:
+    """Return the likeliest tokens of a line, then those that were asked for and are not likely."""
+    if not line.asked:
+        return line.top
+    likely = {token_id for token_id, _ in line.top}
+    return [*line.top, *(entry for entry in line.asked if entry[0] not in likely)]
+
+
 def finite(logprob: float) -> float:
     """Return the log-probability as a number that JSON can hold."""
     # The order of the comparison sends NaN to the second branch.
@@ -51,7 +59,8 @@ def check_scored(
             num_tokens += sampling.n * (sampling.max_tokens or 0)
         if sampling.prompt_logprobs is not None:
             num_tokens += sampling.n * length
-        top = max(top, sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+        likely = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+        top = max(top, likely + len(sampling.logprob_token_ids))
     limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
     num_entries = num_tokens * (top + 1)
     if num_entries > limit:
@@ -124,7 +133,7 @@ class LogprobWriter:
         content = [
             {
                 **self._chat_entry(line.token_id, line.logprob),
-                "top_logprobs": [self._chat_entry(*entry) for entry in line.top],
+                "top_logprobs": [self._chat_entry(*entry) for entry in _shown(line)],
             }
             for line in lines
         ]
@@ -163,7 +172,7 @@ class LogprobWriter:
     def _top(self, line: TokenLogprob) -> dict[str, float]:
         """Return the chosen token, then likely ones; of equal texts the later ones are ids."""
         top = {self.token(line.token_id): finite(line.logprob)}
-        for token_id, logprob in line.top:
+        for token_id, logprob in _shown(line):
             if token_id != line.token_id:
                 text = self.token(token_id)
                 top[f"token_id:{token_id}" if text in top else text] = finite(logprob)
@@ -197,6 +206,17 @@ class LogprobWriter:
         """Return the most likely tokens at each position, in the format of `native`."""
         return [
             [self._native_entry(*entry, with_text=with_text) for entry in line.top]
+            if line
+            else None
+            for line in lines
+        ]
+
+    def native_asked(
+        self, lines: Sequence[LogprobEntry], *, with_text: bool
+    ) -> list[list[Any] | None]:
+        """Return the tokens that were asked for at each position, in the format of `native`."""
+        return [
+            [self._native_entry(*entry, with_text=with_text) for entry in line.asked]
             if line
             else None
             for line in lines

@@ -146,6 +146,11 @@ def openai_sampling(
     tokenizer, n = server.tokenizer, fields.n or 1
     allowed = fields.allowed_token_ids or ()
     check_vocabulary(allowed, tokenizer.vocab_size, "allowed_token_ids")
+    asked = fields.logprob_token_ids or ()
+    check_vocabulary(asked, tokenizer.vocab_size, "logprob_token_ids")
+    if asked and logprobs is None:
+        message = "logprob_token_ids needs logprobs, which is not set."
+        raise InvalidRequest(message, "logprob_token_ids")
     return sampling_params(
         fields,
         defaults=server.generation_defaults,
@@ -157,6 +162,7 @@ def openai_sampling(
         include_stop_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=tuple(asked),
         bad_words_ids=_runs(tokenizer, fields.bad_words or ()),
         allowed_token_ids=tuple(allowed),
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),

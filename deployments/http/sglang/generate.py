@@ -30,6 +30,7 @@ from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import (
     as_seed,
     beam_params,
+    check_vocabulary,
     sampling_params,
 )
 from remora.deployments.http.generation.server_state import ServerState
@@ -44,6 +45,7 @@ _NAMES = {
     "min_tokens": "sampling_params.min_new_tokens",
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
+    "logprob_token_ids": "token_ids_logprob",
     "seed": "sampling_params.sampling_seed",
     "include_stop_in_output": "sampling_params.no_stop_trim",
 }
@@ -111,6 +113,7 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
     max_tokens = fields.max_new_tokens
     min_tokens = fields.min_new_tokens or 0
     top = options.top_logprobs_num if options.return_logprob else None
+    check_vocabulary(options.token_ids_logprob, server.tokenizer.vocab_size, "token_ids_logprob")
     if max_tokens == 0 and min_tokens:
         param = "sampling_params.min_new_tokens"
         raise InvalidRequest(f"{param} must be 0 where max_new_tokens is.", param)
@@ -126,6 +129,7 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
         include_stop_in_output=bool(fields.no_stop_trim),
         logprobs=top,
         prompt_logprobs=top if options.logprob_start_len >= 0 else None,
+        logprob_token_ids=options.token_ids_logprob,
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
         hidden_states=bool(body.return_hidden_states),
         beams=beam_params(fields, n=fields.n or 1, prefix=PREFIX),

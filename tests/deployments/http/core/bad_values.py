@@ -37,6 +37,8 @@ OPENAI: BadValues = {
     "logprobs": (-1, 21, 2.5, "1"),
     "top_logprobs": (-1, 21, True, 1.0, 5),
     "best_of": (0, -1, 17, True),
+    "logprob_token_ids": ([-1], [257], [True], 1, [1] * 1025, [1]),
+    "token_ids_logprob": ([-1], [257], [True], 1, "x", [1] * 1025, [[1], [2]], [1]),
     "stream": (1, "true"),
     "stream_options": (True, {"include_usage": 1}, {}, {"include_usage": True}),
     "return_token_ids": (1,),

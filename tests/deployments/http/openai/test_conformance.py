@@ -448,6 +448,58 @@ async def test_the_chosen_token_is_first_and_equal_texts_stay_apart() -> None:
     assert list(top.items()) == [("a", -0.5), ("\ufffd", -0.1), ("token_id:2", -0.6)]
 
 
+class Asked(FakeEngine):
+    """An engine that gives log-probabilities of the tokens that requests ask for."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        asked = tuple((id_, -float(id_)) for id_ in request.sampling.logprob_token_ids)
+        async for output in super().generate(request):
+            lines = output.logprobs and tuple(replace(x, asked=asked) for x in output.logprobs)
+            yield replace(output, logprobs=lines)
+
+
+async def test_tokens_that_are_asked_for_follow_the_likely_ones() -> None:
+    server, ids = FakeServer(Asked(text="a")), {"logprob_token_ids": [98, 97]}
+
+    chat = await ask(CHAT, server, messages=HELLO, logprobs=True, top_logprobs=2, **ids)
+    text = await ask(COMPLETIONS, server, prompt="a", logprobs=1, max_tokens=1, **ids)
+    refused = [
+        await ask(CHAT, server, messages=HELLO, **ids),
+        await ask(CHAT, server, messages=HELLO, logprobs=True, logprob_token_ids=[257]),
+        await ask(COMPLETIONS, server, prompt="a", **ids),
+    ]
+
+    (line,) = chat.json()["choices"][0]["logprobs"]["content"]
+    found = [(entry["token"], entry["logprob"]) for entry in line["top_logprobs"]]
+    assert found == [("a", -0.5), ("!", -1.5), ("b", -98.0)]
+    (top,) = text.json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(top.items()) == [("a", -0.5), ("b", -98.0)]
+    for answer in refused:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "logprob_token_ids"
+
+
+async def test_the_native_api_has_tokens_that_are_asked_for_at_each_position() -> None:
+    async def meta(**fields: Any) -> Any:
+        sampling = {"sampling_params": {"max_new_tokens": 2}}
+        return (await ask("/generate", FakeServer(Asked()), **sampling, **fields)).json()
+
+    ids = {"token_ids_logprob": [98], "return_logprob": True, "return_text_in_logprobs": True}
+    one = await meta(text="ab", **ids)
+    each = await meta(text=["a", "b"], return_logprob=True, token_ids_logprob=[[98], [99, 33]])
+    refused = [
+        await meta(text="a", token_ids_logprob=[98]),
+        await meta(text="a", return_logprob=True, token_ids_logprob=[257]),
+        await meta(text="a", return_logprob=True, token_ids_logprob=[[1], [2]]),
+        await meta(text="a", return_logprob=True, token_ids_logprob="x"),
+    ]
+
+    assert one["meta_info"]["output_token_ids_logprobs"] == [[[-98.0, 98, "b"]]] * 2
+    found = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in each]
+    assert found == [[[-98.0, 98, None]], [[-99.0, 99, None], [-33.0, 33, None]]]
+    assert [answer["error"]["param"] for answer in refused] == ["token_ids_logprob"] * 4
+
+
 @pytest.mark.observes("api.tokens_as_ids")
 async def test_tokens_may_be_ids_unless_a_request_says_otherwise() -> None:
     async def token(**fields: Any) -> Any:
