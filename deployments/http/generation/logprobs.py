@@ -27,7 +27,7 @@ LogprobEntry = TokenLogprob | None
 
 
 def _shown(line: TokenLogprob) -> Sequence[tuple[int, float]]:
-    """Return the likeliest tokens of a line, then those that were asked for and are not likely."""
+    """Return the likeliest tokens of a line, then requested ones that are not among them."""
     if not line.asked:
         return line.top
     likely = {token_id for token_id, _ in line.top}
