@@ -105,11 +105,11 @@ class DeviceTokenSampler:
         """Launch the kernels; see `TokenSampler`."""
         (index,) = self._lines.upload([lines.astype(np.int64)])
         token_ids = chosen.token_ids.index_select(0, index)
-        made = token_logprobs_on_device(raw, token_ids, num_top)
+        made = [*token_logprobs_on_device(raw, token_ids, num_top)]
         if asked:
             ids = torch.tensor(asked, device=raw.device)
             found = asked_logprobs(raw, token_ids, made[0], ids)
-            made = (*made, ids.expand(len(raw), -1).contiguous(), found)
+            made += [ids.expand(len(raw), -1).contiguous(), found]
         return _DeviceLogprobs(self._readback.start([token_ids, *made]))
 
 
