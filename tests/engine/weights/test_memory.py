@@ -60,7 +60,7 @@ for name, path, load_format, mmap, tp_size in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 
-SLACK = 40e6  # what compiling, tables and allocators take
+SLACK = 24e6  # what compiling, tables and allocators take
 # Builds native forward passes of one checkpoint, one after the other.
 PACKED = """
 import json, os, sys
@@ -185,4 +185,5 @@ def test_integers_are_unpacked_with_little_more_memory_than_they_take() -> None:
     done = subprocess.run([sys.executable, "-c", UNPACKED], check=True, stdout=subprocess.PIPE)
 
     for growth, held in json.loads(done.stdout):
-        assert 0.9 * held < growth <= held + SLACK
+        # Allocators keep some of what was freed; a copy in wider integers would be twice `held`.
+        assert 0.9 * held < growth <= 1.5 * held
