@@ -120,7 +120,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Answer the greeting, then serve until the input ends."""
+    """Answer the greeting, then serve until the input ends, or end at once if the client has."""
     os.nice(NICENESS)
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
@@ -128,12 +128,18 @@ def main() -> None:
     if connection is None:
         return
     with connection:
-        head, _ = receive(connection, GREETING_TIMEOUT_S)
+        try:
+            head, _ = receive(connection, GREETING_TIMEOUT_S)
+        except (OSError, EOFError):
+            return
         compiler = _compiler(head)
         _answer(compiler, head["warm_up"])
         gc.collect()
         gc.freeze()  # so that children share its pages
-        connection.sendall(frame({"ready": True}))
+        try:
+            connection.sendall(frame({"ready": True}))
+        except OSError:
+            return
     limits = ChildLimits(
         timeout_s=head["timeout_s"], wall_s=head["wall_s"], memory_bytes=head["memory"]
     )

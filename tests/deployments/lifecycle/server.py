@@ -69,6 +69,11 @@ class Server:
         """Return its output so far."""
         return self.output.read_text(errors="replace")
 
+    def says_itself(self) -> str:
+        """Return its output so far without the lines that Ray forwards from other processes."""
+        lines = self.says().splitlines(keepends=True)
+        return "".join(line for line in lines if not re.match(r"(\x1b\[\d+m)?\(.+ pid=\d+", line))
+
     def pids(self, title: str) -> list[int]:
         """Return its processes whose command line starts with `title`, oldest first."""
         family = psutil.Process(self.process.pid).children(recursive=True)

@@ -27,6 +27,15 @@ from tests.engine.grammar.walks import BYTES
 
 BACKENDS = ("xgrammar", "outlines")
 MakeProcess = Callable[..., CompilerProcess]
+GREETING = {
+    "backend": "outlines",
+    "is_compact": False,
+    "memory": 2**28,
+    "timeout_s": 60,
+    "wall_s": 60,
+    "vocabulary": BYTES.to_json(),
+    "warm_up": {"kind": "regex", "text": "a"},
+}
 
 
 @pytest.fixture
@@ -242,22 +251,13 @@ def test_the_process_and_its_children_end_with_the_input() -> None:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-    greeting = {
-        "backend": "outlines",
-        "is_compact": False,
-        "memory": 2**28,
-        "timeout_s": 60,
-        "wall_s": 60,
-        "vocabulary": BYTES.to_json(),
-        "warm_up": {"kind": "regex", "text": "a"},
-    }
     with control:
-        for message in (greeting, {"kind": "regex", "text": "sleep"}):
+        for message in (GREETING, {"kind": "regex", "text": "sleep"}):
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 socket.send_fds(control, [b"x"], [theirs.fileno()])
                 ours.sendall(frame(message))
-                if message is greeting:
+                if message is GREETING:
                     assert receive(ours, 60)[0] == {"ready": True}
         wait_for(lambda: len(children(process.pid)) == 1)
         (child,) = children(process.pid)
@@ -275,3 +275,24 @@ def test_a_process_that_is_asked_nothing_ends_with_its_input() -> None:
         )
 
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("sent", [0, 5, None], ids=["nothing", "part", "greeting"])
+def test_a_process_whose_client_ends_while_it_starts_ends_without_a_word(sent: int | None) -> None:
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, greeting = socket.socketpair()
+    with theirs, greeting:
+        socket.send_fds(control, [b"x"], [greeting.fileno()])
+        ours.sendall(frame(GREETING)[:sent])
+        control.close()
+        ours.close()
+        greeting.close()
+        ended = subprocess.run(
+            compiler_process.COMMAND,
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+
+    assert (ended.returncode, ended.stderr) == (0, b"")
