@@ -43,7 +43,9 @@ class DraftFacts:
 class HeadFacts:
     """A draft head's files, and what it needs.
 
+    weight_bytes:  with its copy of the target's embedding and output head, if it needs one
     token_bytes:   KV of one token
+    state_bytes:   of what is kept of one token of a step, where torch computes
     captures:      layers of the target whose inputs it reads
     max_position:  longest sequence that it was trained for
     """
@@ -51,6 +53,7 @@ class HeadFacts:
     path: Path
     weight_bytes: int
     token_bytes: int
+    state_bytes: int
     captures: tuple[int, ...]
     max_position: int
 
@@ -102,10 +105,17 @@ def plan_with_draft(
         return make_plan(config, model, machine, path, adapters)
     _check(config)
     if isinstance(draft, HeadFacts):
+        _check_head(config, model, draft)
         room = Reserved(weight_bytes=draft.weight_bytes, token_bytes=draft.token_bytes)
         plan = make_plan(config, model, machine, path, adapters, room)
-        fields = {"captures": draft.captures, "head_bytes": draft.weight_bytes}
-        return _limited(plan, draft.max_position, **fields)
+        return _limited(
+            plan,
+            draft.max_position,
+            captures=draft.captures,
+            head_bytes=draft.weight_bytes,
+            head_token_bytes=draft.token_bytes,
+            head_state_bytes=draft.state_bytes,
+        )
     try:
         own = make_plan(draft_config(config), draft.model, machine, draft.path)
     except ConfigError as error:
@@ -128,11 +138,17 @@ def refit_with_draft(
     total_bytes: int,
     step_bytes: int,
 ) -> EnginePlan:
-    """Do what `refit` does, with room for the plan's draft model, which is not loaded yet.
+    """Do what `refit` does, with room for its draft model or head, which is not loaded yet.
 
-    step_bytes:  of the model; those of its draft model are assumed not to be more
+    step_bytes:  of the model; those of its draft model or head are assumed not to be more
     """
-    own, reserved = plan.draft, NOTHING_RESERVED
+    own, reserved, spec = plan.draft, NOTHING_RESERVED, plan.speculation
+    if spec is not None and spec.head_bytes:
+        states = spec.state_bytes(plan.max_step_tokens, plan.max_running_requests)
+        reserved = Reserved(
+            weight_bytes=spec.head_bytes + states, token_bytes=spec.head_token_bytes
+        )
+        step_bytes *= 2
     if own is not None:
         token_bytes = own.kv_bytes // ((own.num_pages + 1) * own.page_size)
         reserved = Reserved(weight_bytes=own.weight_bytes, token_bytes=token_bytes)
@@ -184,6 +200,26 @@ def _check(config: ServeConfig) -> None:
                 f"{config.speculation.method}, which would go on drafting for the old weights: "
                 "leave one of them out"
             )
+
+
+def check_target(config: ServeConfig, model: ModelFacts) -> None:
+    """Raise ConfigError if no draft head can read the states of a model."""
+    if model.implementation != "remora":
+        raise ConfigError(
+            f"speculation.method = {config.speculation.method}: a head reads states of remora's "
+            f"own models, and {model.architecture} runs with transformers' code; use method ngram "
+            "or draft"
+        )
+
+
+def _check_head(config: ServeConfig, model: ModelFacts, draft: HeadFacts) -> None:
+    method = config.speculation.method
+    check_target(config, model)
+    if draft.captures and config.engine.compile:
+        raise ConfigError(
+            f"speculation.method = {method}: an EAGLE-3 head reads states between layers, which "
+            "compiled steps do not keep; leave engine.compile out, or use method ngram or draft"
+        )
 
 
 def _check_model(draft: DraftFacts) -> None:

@@ -56,7 +56,10 @@ def report(
     is_native:  with native CPU kernels
     """
     steps = step_bytes(plan, model, is_native=is_native)
-    draft_bytes = 0 if plan.speculation is None else plan.speculation.head_bytes
+    spec = plan.speculation
+    draft_bytes = 0 if spec is None else spec.head_bytes
+    if spec is not None and not is_native:
+        steps += spec.state_bytes(plan.max_step_tokens, plan.max_running_requests)
     if plan.draft is not None and draft is not None:
         steps += step_bytes(plan.draft, draft, is_native=is_native)
         draft_bytes = plan.draft.weight_bytes

@@ -23,6 +23,8 @@ class SpeculationPlan:
     max_tokens:         longest sequence that may have drafts; None = any
     captures:           layers whose inputs a draft head reads
     head_bytes:         weights of the draft head
+    head_token_bytes:   KV of a token in the draft head
+    head_state_bytes:   states that are kept for it, of each token of a step
     """
 
     method: Method = "ngram"
@@ -35,6 +37,12 @@ class SpeculationPlan:
     max_tokens: int | None = None
     captures: tuple[int, ...] = ()
     head_bytes: int = 0
+    head_token_bytes: int = 0
+    head_state_bytes: int = 0
+
+    def state_bytes(self, max_tokens: int, max_rows: int) -> int:
+        """Return the bytes of the states that are kept for a head where torch computes."""
+        return self.head_state_bytes * max(max_tokens, max_rows)
 
 
 def plan_speculation(config: ServeConfig, device: str) -> SpeculationPlan | None:
@@ -42,7 +50,7 @@ def plan_speculation(config: ServeConfig, device: str) -> SpeculationPlan | None
 
     Raises ConfigError where the method does not work.
     """
-    section, num_ranks = config.speculation, config.parallel.num_ranks
+    section = config.speculation
     if section.method == "none":
         return None
     if device != "cpu" and config.engine.deterministic:
@@ -50,18 +58,13 @@ def plan_speculation(config: ServeConfig, device: str) -> SpeculationPlan | None
             "engine.deterministic = true: on a GPU, attention of verified drafts is summed in "
             "another order than that of single tokens; leave the section speculation out"
         )
-    if section.method in _BY_HEADS:
-        for is_so, why in (
-            (device != "cpu", f"the model runs on {device}"),
-            (num_ranks > 1, f"the model runs on {num_ranks} ranks, by torch"),
-            (config.engine.cpu_kernels == "torch", "engine.cpu_kernels is torch"),
-        ):
-            if is_so:
-                raise ConfigError(
-                    f"speculation.method = {section.method}: a head reads states that the native "
-                    f"CPU kernels keep, and {why}; use method ngram or draft, or leave the "
-                    "section speculation out"
-                )
+    if section.method in _BY_HEADS and config.parallel.pp_size > 1:
+        raise ConfigError(
+            f"speculation.method = {section.method}: a head drafts on rank 0, and the states that "
+            f"it reads are on the last of parallel.pp_size = {config.parallel.pp_size} stages; set "
+            "it to 1 and parallel.tp_size to the number of ranks, use method ngram or draft, or "
+            "leave the section speculation out"
+        )
     return SpeculationPlan(
         method=section.method,
         max_drafts=section.max_drafts,

@@ -23,6 +23,7 @@ from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm, make_norm
 from remora.engine.layers.rotary import RotaryEmbedding
+from remora.engine.models.captures import Captures
 from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
@@ -164,9 +165,11 @@ class DecoderModel:
     positions:  table of learned positions; None = none
     rotaries:   one for each RoPE config of the stage's layers
     dequantised: names of the weights that are quantised in the checkpoint and not in layers
+    captures:   keeps the inputs of some layers; None = of none
     """
 
     dequantised: frozenset[str] = frozenset()
+    captures: Captures | None = None
 
     def __init__(
         self, config: DecoderConfig, *, dtype: torch.dtype, device: str, layout: Layout = WHOLE
@@ -229,7 +232,9 @@ class DecoderModel:
             stream = self._embed(batch, group)
         angles = [rotary.angles(batch.positions, self.dtype) for rotary in self.rotaries]
         delta: Tensor | None = None
-        for block in self.blocks:
+        for layer, block in zip(self.layers, self.blocks, strict=True):
+            if self.captures is not None:
+                self.captures.keep(layer, delta, stream)
             delta, stream = block(delta, stream, angles[block.rotary], batch, attention, group)
         if self.layout.is_last_stage:
             return self.norm.add(delta, stream)[0]

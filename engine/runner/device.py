@@ -211,7 +211,12 @@ def make_forward(
         steps = RankModel(model, group, micro_batches=plan.micro_batches)
     if compiling and plan.on_device.compiled_rows:
         steps = compile_model(model, attention, plan, show_progress=True)
-    return DeviceForward(steps, attention, _limits(plan), stream_of(torch.device(plan.device)))
+    return forward_over(steps, attention, plan)
+
+
+def forward_over(model: Model, attention: AttentionBackend, plan: EnginePlan) -> DeviceForward:
+    """Make the forward pass of a model and its attention, without captured graphs."""
+    return DeviceForward(model, attention, _limits(plan), stream_of(torch.device(plan.device)))
 
 
 def _limits(plan: EnginePlan) -> StepLimits:

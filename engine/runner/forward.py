@@ -19,6 +19,7 @@ from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_weights import WeightFormats
+from remora.engine.models.captures import Captures
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.kv_scales import held_scales
@@ -55,6 +56,7 @@ class BuiltForward:
     device_tokens:      receives tokens that only the device knows, if the pass may begin with them
     shared_tokens:      the same of several ranks
     team:               threads of a step program
+    model:              the decoder, or this rank's share of it, if torch runs it
     """
 
     forward: ForwardPass
@@ -65,6 +67,7 @@ class BuiltForward:
     device_tokens: DeviceTokens | None = None
     shared_tokens: SharedTokens | None = None
     team: Team | None = None
+    model: DecoderModel | None = None
 
 
 def build_forward(
@@ -219,6 +222,7 @@ def _on_device(
     model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, *, show_progress: bool
 ) -> BuiltForward:
     weight_bytes = step_weight_bytes(model)
+    _capture(model, plan)
     if plan.on_device.symmetric_memory and isinstance(group, RankGroup):
         group = SymmetricGroup(group, TorchSymmetricMemory(torch.device(plan.device)))
     forward = device.make_forward(model, plan, plan.num_pages, group=group, compiling=True)
@@ -250,6 +254,7 @@ def _on_device(
         torch_threads=plan.num_threads,
         device_tokens=(shared or forward) if overlaps else None,
         shared_tokens=shared,
+        model=model if isinstance(model, DecoderModel) else None,
     )
 
 
@@ -267,6 +272,7 @@ def _compiled(
         description=f"torch, {device.describe_compiled(plan)} (as engine.compile says)",
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
+        model=model,
     )
 
 
@@ -282,6 +288,19 @@ def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) 
     return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
 
 
+def _capture(model: DecoderModel | FallbackModel, plan: EnginePlan) -> None:
+    """Let rank 0's model keep the states that the plan's draft head reads."""
+    layers = () if plan.speculation is None else plan.speculation.captures
+    if layers and isinstance(model, DecoderModel) and model.layout.rank == 0:
+        model.captures = Captures(
+            layers,
+            max_tokens=max(plan.max_step_tokens, plan.max_running_requests),
+            hidden_size=model.config.hidden_size,
+            dtype=model.dtype,
+            device=torch.device(plan.device),
+        )
+
+
 def _eager(
     model: DecoderModel | FallbackModel,
     plan: EnginePlan,
@@ -290,6 +309,7 @@ def _eager(
     description: str,
 ) -> BuiltForward:
     weight_bytes = step_weight_bytes(model)
+    _capture(model, plan)
     if isinstance(model, DecoderModel):
         model.pack(fill)
     attention = device.make_attention(model, plan, plan.num_pages)
@@ -307,4 +327,5 @@ def _eager(
         description=description,
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
+        model=model if isinstance(model, DecoderModel) else None,
     )

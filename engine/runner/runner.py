@@ -134,6 +134,8 @@ class LocalRunner:
         self._prompts.clear()
         self._shown.clear()
         self._sampler.drop_rows()
+        if self._drafter is not None:
+            self._drafter.drop_rows()
 
     def close(self) -> None:
         """Stop the followers, the sampler, the forward pass and the group."""

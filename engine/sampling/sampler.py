@@ -269,17 +269,6 @@ class Sampler:
         """
         return self._draws(rows, np.full(len(rows), ahead, np.int64))
 
-    def guess(self, logits: Tensor, rows: IntArray, *, ahead: int) -> TokenArray:
-        """Return the token that each row [R] would draw from logits of a draft head.
-
-        Nothing is edited, and no row advances; logits that are not finite give any token.
-        logits:  [R, V] float32; may be overwritten
-        ahead:   as in `draws_ahead`
-        """
-        guessed = self.token_sampler.guess(logits, self.draws_ahead(rows, ahead))
-        token_ids: TokenArray = guessed.cpu().numpy()
-        return token_ids
-
     def close(self) -> None:
         """End the thread, if there is one."""
         self._masks.close()

@@ -9,7 +9,7 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
-from remora.configs.planning.draft_plan import DraftFacts, HeadFacts, draft_config
+from remora.configs.planning.draft_plan import DraftFacts, HeadFacts, check_target, draft_config
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan, pick_dtype
 from remora.configs.planning.speculation_plan import SpeculationPlan
@@ -89,7 +89,9 @@ def read_draft_facts(
     """
     section = config.speculation
     if section.method in ("eagle", "mtp"):
-        return head_facts(read_head_config(config, cache), pick_dtype(config, model))
+        check_target(config, model)
+        head, dtype = read_head_config(config, cache), pick_dtype(config, model)
+        return head_facts(head, model, dtype, config.parallel.num_ranks)
     if section.method != "draft" or section.draft_model is None:
         return None
     path = resolve_model(section.draft_model, cache)

@@ -88,6 +88,9 @@ class DraftModel:
             draft_ids[ends[place] - count : ends[place]] = ids[:count]
         return replace(plan, draft_ids=draft_ids)
 
+    def drop_rows(self) -> None:
+        """Do nothing: what is known of a row is replaced when it starts."""
+
     def close(self) -> None:
         """Close the model's forward pass."""
         self._forward.close()

@@ -25,6 +25,9 @@ class Drafter(Protocol):
         Called for every step, once the plan's changes of rows were applied.
         """
 
+    def drop_rows(self) -> None:
+        """Forget all rows; steps that have begun will have no result."""
+
     def close(self) -> None:
         """Free what was started; further calls do nothing."""
 

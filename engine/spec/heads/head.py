@@ -12,10 +12,12 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.configs.planning.loading import Loading
 from remora.engine.layers.attention import SelfAttention
+from remora.engine.layers.embedding import Head
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import Norm, make_norm
+from remora.engine.layers.rotary import RotaryEmbedding
 from remora.engine.models.checkpoint import QUANTIZATION, read_raw_config
-from remora.engine.models.decoder import LAST_NORM, DecoderModel
+from remora.engine.models.decoder import HEAD, LAST_NORM, DecoderBlock, DecoderModel
 from remora.engine.models.load import open_stored
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import Fill, WeightSource
@@ -34,7 +36,8 @@ from remora.engine.weights.rename_tensors import RenamedWeights
 class DraftHead:
     """A draft head, not loaded yet.
 
-    decoder:         of one layer; its embedding is not used
+    decoder:         of one layer, without an embedding, and without an output head unless it has
+                     its own
     fc:              from its joined inputs to the layer's
     embedding_norm, hidden_norm:  of its two inputs; None = they are not normalised
     draft_ids:       [draft vocabulary] the target's ids of its own; None = they are the same
@@ -45,7 +48,7 @@ class DraftHead:
     def __init__(self, config: DraftHeadConfig, *, dtype: torch.dtype, device: str = "cpu") -> None:
         self.config = config
         size = config.decoder.hidden_size
-        self.decoder = DecoderModel(config.decoder, dtype=dtype, device=device)
+        self.decoder = _make_decoder(config, dtype, device)
         inputs = config.state_size + (0 if config.kind == "eagle3" else size)
 
         def linear(inputs: int, parts: dict[str, Axis], *, bias: bool) -> Linear:
@@ -69,6 +72,15 @@ class DraftHead:
         """The bytes of its weights."""
         return sum(shard.memory.nbytes for shard in self.tensors().values())
 
+    def pack(self) -> None:
+        """Convert the loaded weights to this machine's layout; `tensors` is invalid afterwards."""
+        block = self.decoder.blocks[0]
+        self.fc.pack()
+        block.attention.pack()
+        block.mlp.pack()
+        if self.config.own_head:
+            self.decoder.head.pack()
+
     def tensors(self) -> dict[str, Shard]:
         """Map the names of its tensors to their memory."""
         named = self.decoder.block_tensors(0)
@@ -85,6 +97,30 @@ class DraftHead:
         return named
 
 
+def _make_decoder(config: DraftHeadConfig, dtype: torch.dtype, device: str) -> DecoderModel:
+    """Build a head's decoder; what is the target's has no memory."""
+    own = config.decoder
+    decoder = DecoderModel(own, dtype=dtype, device="meta")
+    if device == "meta":
+        return decoder
+    decoder.blocks = [DecoderBlock(own, 0, dtype=dtype, device=device)]
+    decoder.rotaries = [RotaryEmbedding(own.layers[0].rope, own.head_dim, device=device)]
+    decoder.norm = make_norm(own.block.norm, own.hidden_size, dtype=dtype, device=device)
+    if config.own_head:
+        decoder.head = Head(
+            HEAD,
+            Axis.whole(own.vocab_size),
+            own.hidden_size,
+            tied=None,
+            bias=own.head.bias,
+            scale=own.head.scale,
+            soft_cap=own.head.soft_cap,
+            dtype=dtype,
+            device=device,
+        )
+    return decoder
+
+
 def open_stored_head(path: Path, loading: Loading) -> WeightSource:
     """Open the files of a head, with their names; quantised weights are dequantised."""
     is_pickled = not any(path.glob("*.safetensors"))
@@ -95,13 +131,18 @@ def open_stored_head(path: Path, loading: Loading) -> WeightSource:
 
 @contextmanager
 def open_head(
-    config: DraftHeadConfig, loading: Loading, *, dtype: torch.dtype, vocab_size: int
+    config: DraftHeadConfig,
+    loading: Loading,
+    *,
+    dtype: torch.dtype,
+    vocab_size: int,
+    device: str = "cpu",
 ) -> Iterator[tuple[DraftHead, Fill]]:
     """Build a head and load it on demand, the rest at the end. Raises ConfigError.
 
     vocab_size:  of the target
     """
-    head = DraftHead(config, dtype=dtype)
+    head = DraftHead(config, dtype=dtype, device=device)
     source = open_stored_head(config.path, loading)
     if config.kind == "eagle3":
         for _, offsets in source.read([DRAFT_IDS]):

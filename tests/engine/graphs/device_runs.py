@@ -13,6 +13,7 @@ import torch
 
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.graph_sizes import graph_sizes
+from remora.configs.planning.loading import PLAIN_LOADING
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.torch_backend import TorchAttention
@@ -23,16 +24,24 @@ from remora.engine.graphs.device_forward import DeviceForward, PassOutput, StepL
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
+from remora.engine.models.captures import Captures
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.device import capture
+from remora.engine.runner.device import make_attention as device_attention
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.spec.draft_chain import DeviceChain
 from remora.engine.spec.draft_model import DraftModel
-from remora.engine.spec.drafter import PendingProposer
+from remora.engine.spec.drafter import Drafter, PendingProposer
+from remora.engine.spec.heads.build import device_pass, head_plan, target_states
+from remora.engine.spec.heads.config import DraftHeadConfig
+from remora.engine.spec.heads.drafter import HeadDrafter
+from remora.engine.spec.heads.ends import target_ends
+from remora.engine.spec.heads.head import open_head
+from remora.engine.spec.heads.torch_pass import HeadModel
 from remora.engine.spec.speculation import Speculation
 from remora.engine.spec.stop_tokens import StopTokens
 from remora.engine.types import EngineStats, Request, SamplingParams, SequenceOutput
@@ -137,6 +146,8 @@ def run(
     held: str = "dequantised",
     guess: Guess | None = None,
     draft: Path | None = None,
+    head: DraftHeadConfig | None = None,
+    watch: Callable[[Engine], object] = lambda engine: None,
     amid: AbstractContextManager[object] | None = None,
     **plan_changes: Any,
 ) -> Run:
@@ -148,6 +159,8 @@ def run(
     held:     how layers hold weights, as of `load_model`
     guess:    drafts MAX_DRAFTS tokens for each row
     draft:    model that does
+    head:     head that does
+    watch:    called with the engine before it runs
     amid:     what the steps run in, once all is made
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
@@ -156,6 +169,14 @@ def run(
     torch.set_num_threads(1)
     model = load_f32(path, device=str(device), held=held)
     pool = adapt(model)
+    if head is not None and head.captures:
+        model.captures = Captures(
+            head.captures,
+            max_tokens=plan.max_step_tokens,
+            hidden_size=model.config.hidden_size,
+            dtype=model.dtype,
+            device=device,
+        )
     rows = plan.max_running_requests
     table = InputBatch(
         max_rows=rows,
@@ -164,7 +185,7 @@ def run(
         windowed=plan.windows is not None,
     )
     sampler = Sampler(max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=())
-    speculation = make_speculation(guess, draft, model.vocab_size)
+    speculation = make_speculation(guess, draft or head, model.vocab_size)
     make = partial(make_device_forward, plan, device, make_attention, graph_runner)
     if forward == "eager":
         attention = _attention_of(model, plan, device, make_attention)
@@ -176,12 +197,17 @@ def run(
         if forward == "device":
             lines, step = rows * (1 + most), by_itself.sampling
             sampler.token_sampler = DeviceTokenSampler(stream_of(device), lines, step)
-        drafter = make_drafter(draft, make, plan, sampler, table, model.vocab_size, device)
+        drafter: Drafter | None
+        if head is None:
+            drafter = make_drafter(draft, make, plan, sampler, table, model.vocab_size, device)
+        else:
+            drafter = make_head_drafter(head, model, by_itself, plan, sampler, table, graph_runner)
         tokens = by_itself if overlap or speculation is None else None
         runner = LocalRunner(
             by_itself, sampler, table, adapters=pool, device_tokens=tokens, drafter=drafter
         )
     engine = make_engine(plan, runner, model.vocab_size, overlap, speculation)
+    watch(engine)
     with amid or nullcontext():
         made = _answers(engine, requests, adapters or {}, aborts or {})
     engine.close()
@@ -255,8 +281,39 @@ def make_drafter(
     )
 
 
+def make_head_drafter(
+    config: DraftHeadConfig,
+    model: DecoderModel,
+    target: DeviceForward,
+    plan: EnginePlan,
+    sampler: Sampler,
+    table: InputBatch,
+    graph_runner: GraphRunner | None,
+) -> HeadDrafter:
+    """Load a head for a model whose forward pass is `target`; its drafts stay on the device."""
+    size, device = model.vocab_size, model.embedding.weight.device
+    with open_head(
+        config, PLAIN_LOADING, dtype=model.dtype, vocab_size=size, device=str(device)
+    ) as (head, fill):
+        fill(None)
+    own = head_plan(plan)
+    if graph_runner is None:
+        own = replace(own, on_device=replace(own.on_device, graph_sizes=()))
+    over = HeadModel(head, target_ends(model, plan), max_tokens=plan.max_step_tokens)
+    passes, forward = device_pass(over, head.decoder, own, lambda: graph_runner or Rerun())
+    chain = DeviceChain(StopTokens((), size), forward, stream_of(device), most_id=size - 1)
+    return HeadDrafter(
+        passes,
+        chain,
+        sampler,
+        table,
+        states=target_states(target, model, config),
+        max_tokens=plan.max_step_tokens,
+    )
+
+
 def make_speculation(
-    guess: Guess | None, draft: Path | None, vocab_size: int
+    guess: Guess | None, draft: object | None, vocab_size: int
 ) -> Speculation | None:
     if guess is None and draft is None:
         return None
@@ -290,6 +347,8 @@ def _attention_of(
         )
 
     windows = plan.windows
+    if model.config.attention.latent is not None:
+        return device_attention(model, plan, plan.num_pages)
     if windows is None:
         return attend_with(len(model.layers), plan.num_pages)
     return WindowedAttention(

@@ -87,20 +87,21 @@ def test_draft_lengths_adapt_or_stay_at_the_limit() -> None:
 @pytest.mark.parametrize(
     ("method", "device", "sections", "says"),
     [
-        ("mtp", "cuda", {}, "runs on cuda"),
-        ("mtp", "cpu", {"parallel": {"tp_size": 2}}, "2 ranks"),
-        ("mtp", "cpu", {"engine": {"cpu_kernels": "torch"}}, "cpu_kernels is torch"),
+        ("mtp", "cuda", {"parallel": {"pp_size": 2}}, "pp_size = 2 stages"),
+        ("eagle", "cpu", {"parallel": {"pp_size": 3}}, "pp_size = 3 stages"),
         ("ngram", "cuda", {"engine": {"deterministic": True}}, "deterministic"),
     ],
 )
 def test_where_rows_cannot_have_drafts_the_section_is_refused(
     method: str, device: str, sections: dict[str, Any], says: str
 ) -> None:
-    config = configured({"method": method}, **sections)
+    keys = {"draft_model": "some/head"} if method == "eagle" else {}
+    config = configured({"method": method, **keys}, **sections)
 
-    with pytest.raises(ConfigError, match=rf"{says}.* leave"):
+    with pytest.raises(ConfigError, match=rf"(?s){says}.* leave"):
         plan_speculation(config, device)
-    assert plan_speculation(configured({"method": "ngram"}, parallel={"tp_size": 2}), "cuda")
+    for works in ("ngram", "mtp"):
+        assert plan_speculation(configured({"method": works}, parallel={"tp_size": 2}), "cuda")
 
 
 @pytest.mark.parametrize(

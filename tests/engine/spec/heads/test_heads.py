@@ -13,10 +13,9 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.spec.controller import FixedController
-from remora.engine.spec.heads.drafter import HeadDrafter
-from remora.engine.types import StepPlan
 from tests.conftest import TinyCheckpoints
 from tests.engine.spec.heads import plain
+from tests.engine.spec.heads.watched import Watched
 
 COMMON: dict[str, Any] = {
     "dtype": "float32",
@@ -33,32 +32,6 @@ PROMPTS = [[3, 4, 5, 6] * 20, [7, 8, 9], list(range(3, 40)), [3, 4, 5, 6] * 18 +
 LENGTHS = [12, 30, 17, 24]
 
 
-class Watched:
-    """Remembers the drafts of every step, by the text that they continue."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.drafts: dict[tuple[int, ...], list[int]] = {}
-        runner: Any = llm._engine._runner
-        drafter, self._table = runner._drafter, runner._table
-        assert isinstance(drafter, HeadDrafter)
-        self._complete = drafter.complete
-        runner._drafter = self
-
-    def complete(self, step: StepPlan) -> StepPlan:
-        completed = self._complete(step)
-        ends = completed.num_drafts.cumsum().tolist()
-        for row, start, count, end in zip(
-            step.rows.tolist(), step.starts.tolist(), step.num_drafts.tolist(), ends, strict=False
-        ):
-            if count:
-                known = tuple(self._table._token_ids[row, : start + 1].tolist())
-                self.drafts[known] = completed.draft_ids[end - count : end].tolist()
-        return completed
-
-    def close(self) -> None:
-        pass
-
-
 class NowAndThen(FixedController):
     """Allows drafts in every fifth step of a row."""
 
@@ -71,16 +44,24 @@ class NowAndThen(FixedController):
         return 0 if self._calls[key] % 5 else DRAFTS
 
 
-def check(path: Path, keys: dict[str, Any], head: plain.PlainHead, *, always: bool = True) -> None:
+def check(
+    path: Path,
+    keys: dict[str, Any],
+    head: plain.PlainHead,
+    kernels: str,
+    *,
+    always: bool = True,
+) -> None:
     """Compare drafts of every step with the plain head's, and outputs with those without drafts."""
+    common = COMMON | {"cpu_kernels": kernels}
     params = [
         SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in LENGTHS
     ]
-    without = LLM(str(path), **COMMON)
+    without = LLM(str(path), **common)
     want = without.generate(PROMPTS, params)
     without.close()
-    llm = LLM(str(path), speculation={"max_drafts": DRAFTS, "adaptive": False, **keys}, **COMMON)
-    watched = Watched(llm)
+    llm = LLM(str(path), speculation={"max_drafts": DRAFTS, "adaptive": False, **keys}, **common)
+    watched = Watched(llm._engine)
     speculation = llm._engine._scheduler.speculation
     assert speculation is not None
     if not always:
@@ -91,13 +72,7 @@ def check(path: Path, keys: dict[str, Any], head: plain.PlainHead, *, always: bo
     assert [each.completions for each in done] == [each.completions for each in want]
     llm._engine.check_integrity()
     assert len(watched.drafts) > (50 if always else 10)
-    stops = {*llm.tokenizer.eos_token_ids}
-    wrong = []
-    for known, drafts in watched.drafts.items():
-        expected = head.drafts(list(known), len(drafts))
-        if stops.isdisjoint(expected) and drafts != expected:
-            wrong.append((len(known), drafts, expected))
-    assert not wrong
+    watched.check(head, {*llm.tokenizer.eos_token_ids})
     # From now on prompts are found in the prefix cache, with the head's KV.
     again = llm.generate(PROMPTS, params)
     assert [each.completions for each in again] == [each.completions for each in want]
@@ -105,14 +80,19 @@ def check(path: Path, keys: dict[str, Any], head: plain.PlainHead, *, always: bo
     llm.close()
 
 
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("bias", "pickled"), [(True, False), (False, True)])
 def test_eagle(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, bias: bool, pickled: bool
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, kernels: str, bias: bool, pickled: bool
 ) -> None:
     path = tiny_checkpoints("llama")
     folder = plain.write_eagle(tmp_path / "head", path, bias=bias, pickled=pickled)
     keys = {"method": "eagle", "draft_model": str(folder)}
-    check(path, keys, plain.eagle_head(path, folder), always=bias)
+    check(path, keys, plain.eagle_head(path, folder), kernels, always=bias)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +106,7 @@ def test_eagle(
 def test_eagle_3(
     tiny_checkpoints: TinyCheckpoints,
     tmp_path: Path,
+    kernels: str,
     settings: dict[str, Any],
     captures: tuple[int, int, int],
     draft_vocab: int | None,
@@ -133,7 +114,7 @@ def test_eagle_3(
     path = tiny_checkpoints("llama", num_hidden_layers=4)
     folder = plain.write_eagle_3(tmp_path / "head", path, draft_vocab=draft_vocab, **settings)
     keys = {"method": "eagle", "draft_model": str(folder)}
-    check(path, keys, plain.eagle_3_head(path, folder, captures))
+    check(path, keys, plain.eagle_3_head(path, folder, captures), kernels)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +122,13 @@ def test_eagle_3(
     [("deepseek-v3", "DeepseekV3ForCausalLM"), ("qwen2.5-tied", "MiMoForCausalLM")],
 )
 def test_mtp(
-    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, family: str, architecture: str
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, kernels: str, family: str, architecture: str
 ) -> None:
     path = shutil.copytree(tiny_checkpoints(family, tie_word_embeddings=False), tmp_path / "model")
     raw = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**raw, "architectures": [architecture]}))
     own = plain.add_mtp(path)
-    check(path, {"method": "mtp"}, plain.mtp_head(path, own))
+    check(path, {"method": "mtp"}, plain.mtp_head(path, own), kernels)
 
 
 def test_a_head_for_another_model_is_refused(
@@ -172,9 +153,3 @@ def test_a_head_for_another_model_is_refused(
         LLM(str(path), speculation={"method": "eagle", "draft_model": str(path)}, **COMMON)
     with pytest.raises(ConfigError, match="the checkpoint has no MTP layers"):
         LLM(str(path), speculation={"method": "mtp"}, **COMMON)
-    with pytest.raises(ConfigError, match=r"CPU kernels keep, and .*cpu_kernels is torch"):
-        LLM(
-            str(path),
-            speculation={"method": "eagle", "draft_model": str(folder)},
-            **(COMMON | {"cpu_kernels": "torch"}),
-        )
