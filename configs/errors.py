@@ -8,6 +8,7 @@
         PromptTooLong          prompt and output do not fit the context or the KV memory
         UnknownModel           no such model or adapter
         InvalidAdapter         an adapter's files are broken, or made for another model
+          AdapterNotFound        there is nothing at the path or URL of an adapter
       CapacityError          try again later: 429 or 503, with retry_after_s
         QueueFull              the waiting queue has reached its limit
         RateLimited            a tenant has reached a limit of its own
@@ -103,6 +104,12 @@ class InvalidAdapter(RequestError):
     """An adapter's files are broken, not supported, or made for another model."""
 
     default_code = "invalid_adapter"
+
+
+class AdapterNotFound(InvalidAdapter):
+    """There is nothing at the path or URL of an adapter, or a file is missing there."""
+
+    default_code = "adapter_not_found"
 
 
 class CapacityError(RemoraError):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from remora.configs.errors import InvalidAdapter, RemoraError
+from remora.configs.errors import AdapterNotFound, InvalidAdapter, RemoraError
 from remora.engine.protocols import AdapterFacts
 from remora.lora.records import AdapterRecord, AdapterReport, State
 
@@ -67,6 +67,7 @@ class CacheEntry:
             state=self.state,
             reason="" if self.failure is None else str(self.failure),
             is_fault=isinstance(self.failure, InvalidAdapter),
+            is_missing=isinstance(self.failure, AdapterNotFound),
             slot=slot,
             num_users=self.num_users,
             num_uses=self.num_uses,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError
 
-from remora.configs.errors import InvalidAdapter
+from remora.configs.errors import AdapterNotFound, InvalidAdapter
 from remora.configs.sections.lora import MAX_ADAPTER_BYTES
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 
@@ -63,8 +63,11 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
     is_snapshot:  the folder is in the Hugging Face cache: its files may link to the cache's blobs
     """
     if not os.path.isdir(folder):
-        kind = "is no folder" if os.path.lexists(folder) else "is not there"
-        raise InvalidAdapter(f"{folder} {kind}; an adapter is a folder with {CONFIG} and {WEIGHTS}")
+        is_there = os.path.lexists(folder)
+        kind, error = (
+            ("is no folder", InvalidAdapter) if is_there else ("is not there", AdapterNotFound)
+        )
+        raise error(f"{folder} {kind}; an adapter is a folder with {CONFIG} and {WEIGHTS}")
     homes = _homes(resolved(folder))[: 2 if is_snapshot else 1]
     for name, most in size_limits(max_bytes):
         file = folder / name
@@ -118,7 +121,7 @@ def check_size(home: object, name: str, num_bytes: float, most: int) -> None:
 
 
 def refuse_missing(home: object, name: str, exists: Callable[[str], bool]) -> NoReturn:
-    """Raise InvalidAdapter for a missing file; pickles, which are never read, are named.
+    """Raise AdapterNotFound; pickles, which are never read, are named by InvalidAdapter.
 
     exists:  whether `home` has a file of this name
     """
@@ -128,7 +131,7 @@ def refuse_missing(home: object, name: str, exists: Callable[[str], bool]) -> No
                 f"{home} holds {pickle}, a pickle: loading it would run code from the file. Save "
                 "the adapter again with save_pretrained(..., safe_serialization=True)"
             )
-    raise InvalidAdapter(f"{home}/{name} is not there; an adapter is a folder with it")
+    raise AdapterNotFound(f"{home}/{name} is not there; an adapter is a folder with it")
 
 
 def _check_sums(opened: int, folder: Path, config: bytes, weights: bytes) -> None:
@@ -180,7 +183,7 @@ def _opened(folder: Path) -> Iterator[int]:
     try:
         opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise InvalidAdapter(f"{folder} is not there") from None
+        raise AdapterNotFound(f"{folder} is not there") from None
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"{folder} cannot be opened: {error}") from error
     try:

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import ModelInfo
 
-from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.configs.errors import AdapterNotFound, InvalidAdapter, Unavailable
 from remora.lora.files import CONFIG, WEIGHTS, check_size, refuse_missing, size_limits
 from remora.lora.retry import RETRY_AFTER_S
 from remora.lora.source_paths import HubRepo
@@ -40,12 +40,12 @@ def fetch(repo: HubRepo, *, max_bytes: int) -> Path:
     try:
         _check(repo, _info(repo), max_bytes)
     except RepositoryNotFoundError as error:
-        raise InvalidAdapter(
+        raise AdapterNotFound(
             f"the hub has no {repo.shown}; if it is private or gated, start the server with "
             "HF_TOKEN set to a token that may read it"
         ) from error
     except RevisionNotFoundError as error:
-        raise InvalidAdapter(f"hf://{repo.repo_id} has no revision {repo.revision}") from error
+        raise AdapterNotFound(f"hf://{repo.repo_id} has no revision {repo.revision}") from error
     except HFValidationError as error:
         raise InvalidAdapter(f"{repo.shown} is not a valid repository name: {error}") from error
     except InvalidAdapter:

@@ -41,6 +41,7 @@ class AdapterReport(NamedTuple):
                   requests still use it
     reason:       of a failure
     is_fault:     whether the files are faulty, so that another load fails as well
+    is_missing:   whether the fault is that files are missing
     slot:         on the device; None = in no slot
     num_users:    open requests
     num_uses:     requests so far
@@ -60,6 +61,7 @@ class AdapterReport(NamedTuple):
     num_bytes: int = 0
     max_rank: int = 0
     digest: str = ""
+    is_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from remora.configs.fields import Bytes, Name, Seconds, Secret, Section
+from remora.configs.sections.cors import CorsSection
 
 
 class ApiSection(Section):
@@ -42,6 +43,10 @@ class ApiSection(Section):
     admin_api_key: Secret | None = None
     """API key of the administrative routes (flush_cache, abort_request, ...): env:NAME or
     file:/path. Default: these routes answer local clients only."""
+
+    cors: CorsSection | None = None
+    """Web pages of other origins that may use this server: {origins: [https://chat.example.com]}.
+    Default: none; browsers keep the answers from pages of other origins."""
 
     share_prefix_cache: bool = False
     """Whether requests of different API keys share the prefix cache, and the texts of

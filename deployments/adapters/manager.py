@@ -22,13 +22,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from remora.configs.errors import (
+    AdapterNotFound,
+    CapacityError,
     InvalidAdapter,
     InvalidRequest,
     RemoraError,
+    RequestError,
     Unavailable,
 )
 from remora.configs.load import parse_args
 from remora.configs.planning.plan import served_name
+from remora.deployments.adapters.manager_handle import RefusedCall
 from remora.deployments.serve_context import log_through_serve
 from remora.lora.records import AdapterRecord, AdapterReport, Desired, Owner, ReplicaReport
 from remora.lora.registry import Registry
@@ -95,6 +99,16 @@ class LoRAManager:
         """Raise if the task that watches the repository has ended."""
         if self._watching.done():
             raise RuntimeError(f"the task that watches lora.repo has ended: {self._watching}")
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method for a replica, and return a refusal as a value.
+
+        Serve logs a traceback for each error that a method raises through a handle.
+        """
+        try:
+            return await getattr(self, method)(*args, **kwargs)
+        except (RequestError, CapacityError) as error:
+            return RefusedCall(error)
 
     # -- for replicas --------------------------------------------------------------------------
 
@@ -264,8 +278,7 @@ class LoRAManager:
             )
         failed = [report for report in reports if report.state == "failed"]
         if failed:
-            worst = max(failed, key=lambda report: report.is_fault)
-            raise InvalidAdapter(worst.reason) if worst.is_fault else Unavailable(worst.reason)
+            raise _failure(max(failed, key=lambda report: report.is_fault))
         digests = {report.digest for report in reports if report.digest}
         if len(digests) > 1:
             raise InvalidAdapter(
@@ -424,6 +437,13 @@ class LoRAManager:
         timeout_s = self._lora.load_timeout_s if timeout_s is None else timeout_s
         # A replica that is gone sends no report, so conditions are also checked every GONE_S.
         return await self._wakeup.until(condition, timeout_s, recheck_s=GONE_S)
+
+
+def _failure(report: AdapterReport) -> RemoraError:
+    """Return the error of a failed load."""
+    if not report.is_fault:
+        return Unavailable(report.reason)
+    return (AdapterNotFound if report.is_missing else InvalidAdapter)(report.reason)
 
 
 def _describe_report(report: AdapterReport) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ray.serve.handle import DeploymentHandle
 
+from remora.configs.errors import RemoraError
 from remora.deployments.gateway.failures import client_error
 from remora.lora.records import Desired, ReplicaReport
 
@@ -40,8 +42,15 @@ class Manager(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedCall:
+    """The result of a call that the manager has refused."""
+
+    error: RemoraError
+
+
 class HandledManager:
-    """Manager behind a Serve handle."""
+    """Manager behind a Serve handle. Raises the errors of its methods."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -49,8 +58,13 @@ class HandledManager:
     def __getattr__(self, method: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return await self._handle.options(method_name=method).remote(*args, **kwargs)
+                found = await self._handle.options(method_name="call").remote(
+                    method, *args, **kwargs
+                )
             except Exception as error:
                 raise client_error(error) from None
+            if isinstance(found, RefusedCall):
+                raise found.error
+            return found
 
         return call

@@ -59,7 +59,7 @@ CONFIG_EDITS = (
     Edit(
         reason="A body that is routed by has limits.body_timeout_s to arrive; uploads have more.",
         expected="wait-for-body time [0-9]*s if METH_POST",
-        command="s#time [0-9]*s if#time {body_ms}ms if !{{ path_end /v1/files }}#",
+        command="s#time [0-9]*s if#time {body_ms}ms if !{{ path_end /files }}#",
         otherwise="A body, uploads included, has Serve's 5 s to arrive.",
     ),
     Edit(
@@ -146,7 +146,7 @@ end
 
 _ERRORS = {
     404: "There is nothing at this path.",
-    503: "No model is served yet. Please try again.",
+    503: "No model is served: the server is starting or stopping. Please try again.",
 }
 _HINTS = {
     404: {"x-should-retry": "false"},

@@ -1,10 +1,10 @@
 """The gateway's HTTP application: answers some requests itself and relays the rest.
 
-/health, /healthz         the gateway runs
+/health, /healthz, /ping  the gateway runs
 /ready                    each model has a replica, and the gateway is not being stopped
 /v1/models and the like   the lists of all models
 /autoscaling/explain      the autoscaling policy's last decisions
-/metrics, /flush_cache, /abort_request, /health_generate   sent to every replica, merged
+/metrics, /load, /flush_cache, /abort_request, /health_generate   sent to every replica, merged
 everything else           relayed to the model that the request names
 """
 
@@ -40,13 +40,23 @@ from remora.deployments.http.batches.upload import (
     MAX_UPLOAD_BYTES,
     UPLOAD_TIMEOUT_S,
 )
-from remora.deployments.http.core.auth import OPEN_PATHS, Access, Gate, require_operator
+from remora.deployments.http.core.auth import (
+    OPEN_PATHS,
+    PING,
+    Access,
+    Gate,
+    open_methods,
+    require_operator,
+)
 from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.edge import Edge
 from remora.deployments.http.core.errors import log_error
 from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer, parsed, read_bytes, route_path
 from remora.deployments.http.core.wire_formats import Dialect, dialect_of
+from remora.deployments.http.integration.cors import cors_middlewares
+from remora.deployments.http.integration.short_paths import ShortPaths
+from remora.deployments.http.invocations import INVOCATIONS
 from remora.deployments.http.shared_paths import dialect_of_body
 
 log = logging.getLogger(__name__)
@@ -78,6 +88,9 @@ def build_front(
         count=metrics.count_response,
         count_refusal=metrics.count_refusal,
     )
+    outer: ASGIApp = ShortPaths(edge)
+    for middleware in cors_middlewares(config().api.cors):
+        outer = middleware.cls(outer, *middleware.args, **middleware.kwargs)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -85,7 +98,7 @@ def build_front(
                 await receive()
                 await send({"type": f"lifespan.{kind}.complete"})
         elif scope["type"] == "http":
-            await edge(scope, receive, send)
+            await outer(scope, receive, send)
         else:
             await send({"type": "websocket.close"})
 
@@ -122,15 +135,15 @@ class _Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         path = route_path(scope)
-        if path in ("/health", "/healthz") and scope["method"] in ("GET", "HEAD"):
+        if path in OPEN_PATHS and scope["method"] not in open_methods(path):
+            raise HTTPException(405, headers={"allow": ", ".join(open_methods(path))})
+        if path in ("/health", "/healthz", PING):
             await Response()(scope, receive, send)
             return
-        if path == "/ready" and scope["method"] in ("GET", "HEAD"):
+        if path == "/ready":
             await self._check_ready()
             await Response()(scope, receive, send)
             return
-        if path in OPEN_PATHS and scope["method"] not in ("GET", "HEAD"):
-            raise HTTPException(405, headers={"allow": "GET, HEAD"})
         request = Request(scope, receive)
         read = await self._read(request, path)
         if path in LISTS and scope["method"] in ("GET", "HEAD"):
@@ -156,7 +169,7 @@ class _Front:
             body = await read_bytes(request, api.max_body_bytes, limit("body_timeout_s"))
         if not is_upload:
             value = await parsed(body)
-        if path == "/generate" and api.generate_dialect == "auto":
+        if path == INVOCATIONS or (path == "/generate" and api.generate_dialect == "auto"):
             request.state.dialect = dialect_of_body(value)
         return _ReadRequest(
             request=request, path=path, body=body, value=value, dialect=request.state.dialect

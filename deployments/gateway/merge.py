@@ -16,7 +16,9 @@ from remora.deployments.http.core.wire_formats import OPENAI
 # Paths whose answers are lists of models, and the field that holds the list.
 LISTS: Mapping[str, str] = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}
 # Paths that are sent to every replica of every model.
-EVERYWHERE = frozenset({"/flush_cache", "/abort_request", "/metrics", "/health_generate"})
+EVERYWHERE = frozenset({"/flush_cache", "/abort_request", "/metrics", "/health_generate", "/load"})
+# Of these, the paths whose answers are counts, and the field that holds the count.
+_COUNTS: Mapping[str, str] = {"/abort_request": "num_aborted", "/load": "server_load"}
 _SAMPLE = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)", re.DOTALL)
 
 
@@ -77,9 +79,9 @@ def merge(path: str, answers: Sequence[WholeAnswer]) -> WholeAnswer:
         return first
     if path == "/metrics":
         body = merge_metrics((answer.replica, answer.body) for answer in answers)
-    elif path == "/abort_request":
-        num = sum(orjson.loads(answer.body)["num_aborted"] for answer in answers)
-        body = orjson.dumps({"num_aborted": num})
+    elif path in _COUNTS:
+        field = _COUNTS[path]
+        body = orjson.dumps({field: sum(orjson.loads(answer.body)[field] for answer in answers)})
     else:
         body = first.body
     return WholeAnswer(first.replica, first.status, first.headers, body)

@@ -15,7 +15,14 @@ from remora.deployments.http.core.wire_formats import EVENT_STREAM, Dialect
 
 _CARDS = "/v1/models/"
 # Every model answers these alike, and these requests name none.
-_SHARED_PATHS = ("/docs", "/redoc", "/openapi.json", "/v1/responses/", "/api/version")
+_SHARED_PATHS = (
+    "/docs",
+    "/redoc",
+    "/openapi.json",
+    "/v1/responses/",
+    "/api/version",
+    "/version",
+)
 _STREAMS_ALWAYS = frozenset({"/generate_stream"})
 _MAX_SHOWN_CHARS = 200
 

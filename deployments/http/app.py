@@ -59,6 +59,10 @@ from remora.deployments.http.generation.bodies import (
 from remora.deployments.http.generation.routes import Route, generation_routes
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.weight_update import UpdateBody
+from remora.deployments.http.integration.cors import cors_middlewares
+from remora.deployments.http.integration.load_report import LoadReport
+from remora.deployments.http.integration.short_paths import ShortPaths
+from remora.deployments.http.invocations import INVOCATIONS, invocation_routes
 from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
@@ -106,6 +110,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     responses_routes,
     anthropic_routes,
     generate_routes,
+    invocation_routes,
     partial(ollama_routes, generation=OLLAMA_ROUTES),
     parse_routes,
     llama_routes,
@@ -117,6 +122,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/detokenize": DetokenizeBody,
+    INVOCATIONS: ChatBody,
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
     "/update_weights_from_disk": UpdateBody,
@@ -155,10 +161,12 @@ def build_http_app(
         count=server.metrics.count_response,
         count_refusal=server.metrics.count_refusal,
     )
+    load_report = Middleware(LoadReport, stats=server.client.stats)
+    cors = cors_middlewares(server.config.api.cors)
     app = FastAPI(
         title="remora",
         summary=f"Serves {server.plan.served_model_name}",
-        middleware=[edge, gate],
+        middleware=[*cors, Middleware(ShortPaths), edge, gate, load_report],
         exception_handlers={
             RemoraError: _answer_error,
             HTTPException: _answer_error,

@@ -7,6 +7,7 @@ always that of /tokenize: llama.cpp's bodies have `content`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,10 @@ async def _prepare_tgi(
     server: ServerState, body: TgiBody, context: RequestContext, *, wraps: bool
 ) -> Job:
     return await prepare_tgi(server, body, context, wraps=wraps)
+
+
+# TGI's answer to a body at a path of no single API.
+TGI_ENDPOINT: Endpoint[TgiBody] = replace(_tgi(stream=None, wraps=True), dialect=lambda _: TGI)
 
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:

@@ -27,6 +27,7 @@ from remora.deployments.http.endpoints import OLLAMA_ROUTES
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
+from remora.deployments.http.integration.short_paths import SHORT_PATHS, full_path
 from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
 from remora.engine.grammar.constraint import Constraint
@@ -70,7 +71,10 @@ class PromptKeys:
         self._session_header = config.routing.session_header.lower()
         self._page_size = config.engine.page_size
         routes = (*GENERATION, *text_routes(config.api.generate_dialect), *OLLAMA_ROUTES)
-        self._endpoints: Mapping[str, Endpoint[Any]] = {r.path: r.endpoint for r in routes}
+        by_path = {r.path: r.endpoint for r in routes}
+        # A routing service sees paths as clients write them.
+        short = {p: by_path[full_path(p)] for p in SHORT_PATHS if full_path(p) in by_path}
+        self._endpoints: Mapping[str, Endpoint[Any]] = by_path | short
         policy = config.routing.policy
         self._served = _rehearsal(config) if policy == "prefix" else None
         # A merged adapter is served under every name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -10,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from remora.deployments.http.admin import server as ops
-from remora.deployments.http.core.auth import ADMIN, require_operator
+from remora.deployments.http.core.auth import ADMIN, PING, require_operator
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer
@@ -42,6 +43,14 @@ def information_routes(server: ServerState) -> APIRouter:
     async def server_info() -> Response:
         return JSONAnswer(ops.server_info(server))
 
+    @router.get("/version")
+    async def server_version() -> Response:
+        return JSONAnswer({"version": version("remora")})
+
+    @router.get("/load")
+    async def load() -> Response:
+        return JSONAnswer(ops.load(server))
+
     @router.get("/metrics")
     async def metrics() -> Response:
         if not server.config.metrics.enabled:
@@ -64,9 +73,12 @@ def health_routes(server: ServerState) -> APIRouter:
         ops.check_ready(server)
         return Response()
 
-    for path, answer in (("/health", health), ("/healthz", health), ("/ready", ready)):
+    checks = (("/health", health), ("/healthz", health), (PING, health), ("/ready", ready))
+    for path, answer in checks:
         router.add_api_route(path, answer, methods=["GET"])
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+
+    router.add_api_route(PING, health, methods=["POST"])
 
     async def token() -> None:
         # One check at a time, since this route generates a token without requiring a key.

@@ -107,6 +107,12 @@ def server_info(server: ServerState) -> dict[str, Any]:
     }
 
 
+def load(server: ServerState) -> dict[str, int]:
+    """Return the body of vLLM's /load: the sequences that run or wait on this replica."""
+    stats = server.client.stats()
+    return {"server_load": stats.num_running + stats.num_waiting}
+
+
 def _speculation(server: ServerState) -> dict[str, Any] | None:
     """Return how rows get drafts, and how many of them were right; None = they get none."""
     spec, stats = server.plan.speculation, server.client.stats()

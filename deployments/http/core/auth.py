@@ -29,7 +29,13 @@ from remora.configs.sections.limits import UNNAMED
 from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics"})
+PING = "/ping"  # Amazon SageMaker's health check
+OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics", PING})
+
+
+def open_methods(path: str) -> tuple[str, ...]:
+    """Return the methods of one of OPEN_PATHS."""
+    return ("GET", "HEAD", "POST") if path == PING else ("GET", "HEAD")
 
 
 class Role(IntEnum):

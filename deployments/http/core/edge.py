@@ -16,9 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from remora.configs.sections.limits import LimitsSection
 from remora.deployments.http.core.body_limits import OverLimit, apply
 from remora.deployments.http.core.errors import error_headers, log_error
-from remora.deployments.http.core.wire import JSONAnswer, route_path
+from remora.deployments.http.core.wire import (
+    BODY_HAS_ENDED,
+    JSONAnswer,
+    TooLargeAnswer,
+    route_path,
+)
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
+TOO_LARGE = 413
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -62,6 +68,14 @@ class Edge:
         status = 0
         started = time.perf_counter()
 
+        async def receive_on() -> Message:
+            nonlocal started
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                state[BODY_HAS_ENDED] = True
+                started = time.perf_counter()  # the client's upload is not the server's time
+            return message
+
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -78,14 +92,14 @@ class Edge:
             limits = self._limits()
             apply(limits)
             _check_limits(scope, limits)
-            await self._app(scope, receive, send_on)
+            await self._app(scope, receive_on, send_on)
         except Exception as error:
             # A boundary: no outer layer would answer in the API's format.
             log_error(error, request_id)
             refused(scope, error)
             if status == 0:
                 answer = error_answer(error, state["dialect"], request_id)
-                await answer(scope, receive, send_on)
+                await answer(scope, receive_on, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, status or 499)
@@ -95,8 +109,9 @@ def error_answer(
     error: BaseException, dialect: Dialect = OPENAI, request_id: str = ""
 ) -> JSONAnswer:
     """Return the response for an error."""
-    body = dialect.error_of(error, request_id)
-    return JSONAnswer(body, dialect.status(error), error_headers(error))
+    body, status = dialect.error_of(error, request_id), dialect.status(error)
+    kind = TooLargeAnswer if status == TOO_LARGE else JSONAnswer
+    return kind(body, status, error_headers(error))
 
 
 def _request_id(scope: Scope) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from remora.configs.errors import (
+    AdapterNotFound,
     CapacityError,
     EngineError,
     InvalidRequest,
@@ -48,6 +49,7 @@ class Answer:
 # The first row whose class matches decides; the error's own code takes precedence.
 _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (UnknownModel, Answer(404, "not_found_error", None)),
+    (AdapterNotFound, Answer(404, "not_found_error", None)),
     (RequestError, Answer(400, "invalid_request_error", None)),
     (QueueFull, Answer(429, "rate_limit_error", "queue_full")),
     (RateLimited, Answer(429, "rate_limit_error", "rate_limit_exceeded")),

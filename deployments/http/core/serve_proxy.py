@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remora.configs.errors import InvalidRequest, Unavailable
+from remora.configs.errors import InvalidRequest, RemoraError, Unavailable
 from remora.deployments.http.core.edge import error_answer
 from remora.deployments.http.core.errors import answer_to_status
 from remora.deployments.http.core.http_protocol import guard_connections
@@ -25,7 +25,9 @@ from remora.deployments.http.core.wire import dumps
 from remora.deployments.http.core.wire_formats import Dialect, dialect_of
 
 _MAX_TEXT = 200
-_NO_ROUTES = error_answer(Unavailable("No model is served yet. Please try again."))
+_NO_ROUTES = Unavailable(
+    "No model is served: the server is starting or stopping. Please try again."
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +68,8 @@ class ProxyErrors:
                 return
             text += message.get("body", b"")
             if not message.get("more_body"):
-                if held["status"] == 404 and not await self._knows_routes(scope):
-                    await _NO_ROUTES(scope, receive, send)
+                if held["status"] == 404 and not await self._has_routes(scope):
+                    await _answer_error(_NO_ROUTES, scope, receive, send)
                 else:
                     await _send_shaped(held, _message(scope, text), send, dialect)
 
@@ -80,34 +82,42 @@ class ProxyErrors:
             log.exception("Serve's proxy failed")
         if not has_answered:
             error = Unavailable("No replica could answer. Please try again.")
-            await error_answer(error, dialect)(scope, receive, send)
+            await _answer_error(error, scope, receive, send)
 
-    async def _knows_routes(self, scope: Scope) -> bool:
-        """Return whether Serve's proxy knows its applications.
+    async def _has_routes(self, scope: Scope) -> bool:
+        """Return whether Serve's proxy has an application.
 
-        A proxy that has just started does not know them yet and answers 404 to every path.
+        A proxy that has just started does not know them yet, and one of a server that stops has
+        none any more, while requests still run: both answer 404 to every path.
         """
-        statuses: list[int] = []
+        status, body = 0, b""
 
         async def receive() -> Message:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            statuses.append(message.get("status", 0))
+            nonlocal status, body
+            status = message.get("status", status)
+            body += message.get("body", b"")
 
         path = "/-/routes"
         asked = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""}
         await self._app(asked, receive, send)
-        return statuses[0] != 503
+        return status != 503 and body.strip() != b"{}"
+
+
+async def _answer_error(error: RemoraError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an error in the format of the path."""
+    answer = error_answer(error, dialect_of(scope["path"]))
+    answer.headers["x-request-id"] = uuid.uuid4().hex
+    await answer(scope, receive, send)
 
 
 async def _refuse(error: InvalidRequest, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    answer = error_answer(error, dialect_of(scope["path"]))
-    answer.headers["x-request-id"] = uuid.uuid4().hex
-    await answer(scope, receive, send)
+    await _answer_error(error, scope, receive, send)
 
 
 def _is_plain_error(start: Message) -> bool:
@@ -132,6 +142,7 @@ async def _send_shaped(start: Message, message: str, send: Send, dialect: Dialec
         message = "Something went wrong on our side; the server's log says more."
     body = dumps(dialect.error(HTTPException(answer.status, message[:_MAX_TEXT])))
     headers = MutableHeaders(raw=list(start["headers"]))
+    headers.setdefault("x-request-id", uuid.uuid4().hex)
     headers["content-type"] = "application/json"
     headers["content-length"] = str(len(body))
     if answer.status in (429, 503):

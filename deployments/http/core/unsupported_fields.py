@@ -18,6 +18,7 @@ _TOOLS = "Tools belong to the bodies of chats."
 _GRAMMAR = "A constraint of this name cannot be held to here, so it would not be enforced."
 _ADAPTERS = "Name the adapter in `model`: ADAPTER or MODEL:ADAPTER."
 _MEDIA = "Only text can be sent and received."
+_EMBEDDINGS = "Embeddings cannot be sent as input: send text or token ids."
 _SAMPLING = "This way of choosing tokens is not supported."
 _TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."
 _ROUTING = "This kind of routing is not supported."
@@ -68,12 +69,11 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("image_data", _EMPTY),
             ("audio_data", _EMPTY),
             ("video_data", _EMPTY),
-            ("prompt_embeds", _EMPTY),
-            ("input_embeds", _EMPTY),
             ("mm_processor_kwargs", _EMPTY),
             ("media_io_kwargs", _EMPTY),
         ),
     ),
+    "embeddings": (_EMBEDDINGS, (("prompt_embeds", _EMPTY), ("input_embeds", _EMPTY))),
     "sampling": (
         _SAMPLING,
         (

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import OverLimit, limit
@@ -24,6 +24,9 @@ from remora.deployments.http.core.errors import CLIENT_GONE
 
 _PARSE_ON_LOOP_BYTES = 256 * 1024
 _MANY = 32  # entries of a response
+# Of the rest of a body that is refused for its size.
+_MAX_DISCARDED_BYTES = 64 * 2**20
+BODY_HAS_ENDED = "body_has_ended"  # name in the scope's state
 # Possessive: no backtracking state is kept, whatever the length of a string.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -128,7 +131,7 @@ def declares_more_than(request: Request, max_bytes: int) -> bool:
 
 def too_large(max_bytes: int) -> HTTPException:
     """Return the error for a body larger than `max_bytes`."""
-    # The rest of the body is not read, so the connection cannot be reused.
+    # The rest of the body is read in part only (`TooLargeAnswer`), so the connection ends.
     message = f"The body is larger than the {max_bytes} bytes allowed; send less at a time."
     headers = {"connection": "close", "x-should-retry": "false"}
     return OverLimit(413, message, "max_body_bytes", headers)
@@ -172,3 +175,36 @@ class JSONAnswer(Response):
     def render(self, content: Any) -> bytes:
         """Serialise the content."""
         return dumps(content)
+
+
+class TooLargeAnswer(JSONAnswer):
+    """The answer to a body that is too large: sent at once, and ended after the body.
+
+    A connection that is closed while its client still sends is reset, and the client may lose the
+    answer. So the rest of the body is read and dropped, for up to _MAX_DISCARDED_BYTES and
+    `limits.body_timeout_s`; a body that declares more than these bytes is not read.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+
+        async def send_on(message: Message) -> None:
+            await send({**message, "more_body": True} if "body" in message else message)
+
+        await super().__call__(scope, receive, send_on)
+        request = Request(scope)
+        # A client that waits for `100 Continue` sends no body.
+        sends_no_more = scope["state"].get(BODY_HAS_ENDED) or "expect" in request.headers
+        if not sends_no_more and not declares_more_than(request, _MAX_DISCARDED_BYTES):
+            await _discard_body(receive, limit("body_timeout_s"))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _discard_body(receive: Receive, timeout_s: float) -> None:
+    num_left, has_more = _MAX_DISCARDED_BYTES, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while has_more and num_left > 0:
+                message = await receive()
+                has_more = message.get("more_body", False)
+                num_left -= len(message.get("body", b""))

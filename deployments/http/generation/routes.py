@@ -78,11 +78,21 @@ def handler(
     """Return the route of an endpoint that generates."""
 
     async def handle(request: Request) -> Response:
-        context = RequestContext.of(request, server.metrics.labels)
-        body = await read_body(server, request)
-        if endpoint.dialect is not None:
-            request.state.dialect = endpoint.dialect(body)
-        job, headers = await endpoint.job(server, body, context)
-        return await answer(server, request, job, headers)
+        return await respond(server, endpoint, request, await read_body(server, request), answer)
 
     return handle
+
+
+async def respond(
+    server: ServerState,
+    endpoint: Endpoint[Any],
+    request: Request,
+    body: Any,
+    answer: Responder = answer_job,
+) -> Response:
+    """Return an endpoint's response to a request whose body has been read."""
+    context = RequestContext.of(request, server.metrics.labels)
+    if endpoint.dialect is not None:
+        request.state.dialect = endpoint.dialect(body)
+    job, headers = await endpoint.job(server, body, context)
+    return await answer(server, request, job, headers)

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from remora.deployments.ray_private import ray_logs
 from tests.conftest import TinyCheckpoints
 from tests.deployments.applications import deployed, num_running
 from tests.deployments.conftest import Cluster
@@ -197,6 +198,13 @@ def test_a_reload_changes_new_requests_and_no_running_ones(app: ServerState) -> 
     assert app.unload("changing").status_code == 200
 
 
+def num_tracebacks() -> int:
+    """Count the tracebacks in the logs of managers and replicas."""
+    logs = ray_logs()
+    assert logs is not None
+    return sum(path.read_text().count("Traceback") for path in Path(logs, "serve").glob("*.log"))
+
+
 @pytest.mark.parametrize(("spoil", "reason"), BROKEN.values(), ids=BROKEN)
 def test_what_is_broken_is_refused_with_the_reason(
     app: ServerState, spoil: Breaker, reason: str, request: pytest.FixtureRequest
@@ -208,7 +216,8 @@ def test_what_is_broken_is_refused_with_the_reason(
 
     refused = app.load("broken", str(folder))
 
-    assert refused.status_code == 400, refused.text
+    expected = 404 if request.node.callspec.id.startswith("missing") else 400
+    assert refused.status_code == expected, refused.text
     assert re.search(reason, refused.json()["error"]["message"]), refused.text
     assert app.ask("broken").status_code == 404
     assert app.unload("broken").status_code == 404
@@ -216,15 +225,18 @@ def test_what_is_broken_is_refused_with_the_reason(
 
 
 def test_what_may_not_be_named_is_refused(app: ServerState) -> None:
-    before = app.listed()
+    before, tracebacks = app.listed(), num_tracebacks()
     refused = [
         app.load("missing", "nowhere"),
         app.load("outside", "../../etc"),
         app.load("../name", "a0"),
         app.load("tiny2", "a0"),
     ]
-    assert [answer.status_code for answer in refused] == [400] * 4, [a.text for a in refused]
+    found = [answer.status_code for answer in refused]
+    assert found == [404, 400, 400, 400], [a.text for a in refused]
+    assert refused[0].json()["error"]["code"] == "adapter_not_found"
     assert app.listed() == before
+    assert num_tracebacks() == tracebacks
 
 
 def test_pins_hold_and_leave_a_place(app: ServerState) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.configs.errors import InvalidAdapter, Unavailable, UnknownModel
+from remora.configs.errors import AdapterNotFound, InvalidAdapter, Unavailable, UnknownModel
 from remora.deployments.adapters.manager_handle import Manager
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
 
@@ -107,6 +107,7 @@ async def test_pins_and_the_list() -> None:
     ("error", "status", "code"),
     [
         (InvalidAdapter("its rank is 9"), 400, "invalid_adapter"),
+        (AdapterNotFound("/a is not there"), 404, "adapter_not_found"),
         (UnknownModel("none of that name"), 404, "model_not_found"),
         (Unavailable("not within 5 s"), 503, "unavailable"),
     ],

@@ -80,7 +80,7 @@ def test_a_request_goes_on_without_the_routing_service_and_has_the_time_that_bod
     assert "option splice-request" in before
     assert "option splice-request" not in after
     assert "wait-for-body time 5s if METH_POST" in before
-    assert "wait-for-body time 2500ms if !{ path_end /v1/files } METH_POST" in after
+    assert "wait-for-body time 2500ms if !{ path_end /files } METH_POST" in after
     (page,) = [line.split()[2] for line in after.splitlines() if " errorfile 408 " in line]
     assert "timeout_error" in Path(page).read_text()
 

@@ -136,8 +136,12 @@ async def gateway(
     resumes: bool = False,
     is_stopping: Callable[[], bool] | None = None,
     drain_s: float = 0.0,
+    **sections: Any,
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Serve models named a, b, ... behind a gateway; yield its client."""
+    """Serve models named a, b, ... behind a gateway; yield its client.
+
+    sections:  of the configuration
+    """
     tunnel = Tunnel(node_id=NODE, host="127.0.0.1")
     await tunnel.open()
     metrics = GatewayMetrics()
@@ -150,7 +154,7 @@ async def gateway(
         ledger = metrics.failures(name)
         carrier = Carrier(replicas, tunnel, room, crashes, ledger, resumes=resumes)
         found[name] = FakeModel(name, carrier, replicas)
-    config = make_server_config()
+    config = make_server_config(**sections)
     ending = GatewayShutdown(is_stopping, drain_s)
     who = access or Access(is_local=True)
     front = build_front(found, lambda: config, lambda: who, metrics, ending)

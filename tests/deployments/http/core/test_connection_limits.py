@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ import orjson
 import pytest
 
 from remora.configs.sections.limits import LimitsSection
+from remora.deployments.http.core import edge
+from remora.engine.types import Output, Request
 from tests.deployments.fakes import (
     FakeEngine,
     FakeServer,
@@ -124,7 +127,60 @@ async def test_digits_within_a_text_are_text(text: bytes) -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.parametrize("content_length", [None, "20"])
+async def test_the_time_of_processing_leaves_out_the_upload(
+    monkeypatch: pytest.MonkeyPatch, content_length: str | None
+) -> None:
+    now = 0.0
+
+    class SlowEngine(FakeEngine):
+        async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+            nonlocal now
+            now += 2.0
+            async for output in super().generate(request):
+                yield output
+
+    async def upload() -> AsyncGenerator[bytes, None]:
+        nonlocal now
+        for piece in (b'{"prompt"', b': "abcdef"}'):
+            now += 5.0
+            yield piece
+
+    monkeypatch.setattr(edge, "time", SimpleNamespace(perf_counter=lambda: now))
+    headers = JSON if content_length is None else JSON | {"content-length": content_length}
+    async with make_client(FakeServer(SlowEngine())) as client:
+        response = await client.post(COMPLETIONS, content=upload(), headers=headers)
+
+    assert (response.status_code, response.headers["openai-processing-ms"]) == (200, "2000")
+
+
 # -- over a socket -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages"])
+async def test_a_client_that_sends_all_of_a_body_that_is_too_large_reads_the_refusal(
+    path: str, is_chunked: bool
+) -> None:
+    piece, num_pieces = b"x" * 2**16, 20 * 16
+    how = "transfer-encoding: chunked" if is_chunked else f"content-length: {20 * 2**20}"
+    async with listening(FakeServer()) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{how}\r\n"
+        writer.write(head.encode() + b"\r\n")
+        for _ in range(num_pieces):
+            writer.write(b"10000\r\n%s\r\n" % piece if is_chunked else piece)
+            await writer.drain()  # raises if the server resets the connection
+        writer.write(b"0\r\n\r\n" if is_chunked else b"")
+        await writer.drain()
+        answer = await reader.read()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert (
+        b"larger than the 16777216 bytes allowed"
+        in orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"].encode()
+    )
 
 
 async def send(url: str, head: str, body: bytes = b"") -> bytes:
@@ -143,6 +199,13 @@ async def scraped(url: str) -> list[str]:
 
 
 POST = f"POST {COMPLETIONS} HTTP/1.1\nhost: x\ncontent-type: application/json\n"
+
+
+async def test_a_client_that_waits_to_be_asked_is_refused_at_once() -> None:
+    async with listening(FakeServer()) as url:
+        answer = await send(url, f"{POST}content-length: 20000000\nexpect: 100-continue\n")
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.observes("limits.body_timeout_s")

@@ -48,21 +48,35 @@ async def test_a_plain_error_takes_the_shape_of_its_path() -> None:
     assert ollama.json() == {"error": "No room."}
 
 
-@pytest.mark.parametrize(("routes", "status"), [(200, 404), (503, 503)])
-async def test_a_proxy_that_knows_no_route_yet_says_so_instead_of_not_found(
-    routes: int, status: int
+@pytest.mark.parametrize(
+    ("routes", "status"),
+    [
+        (JSONResponse({"/": "remora"}), 404),
+        (JSONResponse({}), 503),  # the server stops, while requests still run
+        (PlainTextResponse("Route table is not populated yet.", 503), 503),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/chat"])
+async def test_a_proxy_without_routes_says_so_instead_of_not_found(
+    routes: ASGIApp, status: int, path: str
 ) -> None:
     async def serves(scope: Scope, receive: Receive, send: Send) -> None:
         is_asked = scope["path"] == "/-/routes"
-        answer = PlainTextResponse(
-            "routes" if is_asked else "Not here.", routes if is_asked else 404
-        )
-        await answer(scope, receive, send)
+        await (routes if is_asked else PlainTextResponse("Not here.", 404))(scope, receive, send)
 
-    response = await through(serves)
+    response = await through(serves, path)
 
     assert response.status_code == status
-    assert response.headers.get("x-should-retry") == ("true" if status == 503 else None)
+    assert response.headers["x-request-id"]
+    is_retriable = status == 503
+    assert response.headers.get("x-should-retry") == ("true" if is_retriable else None)
+    assert response.headers.get("retry-after") == ("1" if is_retriable else None)
+    error = response.json()["error"]
+    assert ("starting or stopping" in str(error)) == is_retriable
+    assert isinstance(error, str) == (path == "/api/chat")
+    assert ("request_id" in response.json(), response.json().get("type")) == (
+        (False, "error") if path == "/v1/messages" else (False, None)
+    )
 
 
 async def test_the_wait_that_serve_gives_is_kept() -> None:
