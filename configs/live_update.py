@@ -21,10 +21,12 @@ DEPLOYMENT = "LLMServer"
 GATEWAY = "Gateway"
 ROUTING_SERVICE = "RoutingService"
 MANAGER = "LoRAManager"
+# The engine has them from its start.
+_FIXED_LIMITS = ("waiting_timeout_s", "running_timeout_s")
 IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sampling": tuple(SamplingSection.model_fields),
-        "limits": tuple(LimitsSection.model_fields),
+        "limits": tuple(key for key in LimitsSection.model_fields if key not in _FIXED_LIMITS),
         "engine": ("max_queued_requests", "max_queued_tokens", "queue_timeout_s"),
         "grammar": ("first_token_ids", "token_healing"),
         "api": (

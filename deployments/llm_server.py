@@ -40,6 +40,7 @@ from remora.deployments.draining import start_drain_watch
 from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
+from remora.deployments.http.admin.server import Startup
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.batches.runner import BatchRunner
 from remora.deployments.http.batches.store import BatchStore
@@ -90,6 +91,7 @@ class LLMServer:
     async def __init__(  # type: ignore[misc]
         self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
     ) -> None:
+        started = time.monotonic()
         self._exit = ExitStack()  # also ends what an unfinished constructor has begun
         log_through_serve()
         config = parse_args(args)
@@ -127,6 +129,7 @@ class LLMServer:
             grammars.start()
         if self._dynamic_adapters is not None:
             await self._dynamic_adapters.begin()
+        self._served.part(Startup, Startup.unknown).seconds = time.monotonic() - started
         self._live_settings = LiveSettings(args, self._served, access)
         self._exit.callback(launched.built.inspection.close)
         telemetry = Telemetry(self._served, replica_id, launched.client.failed)

@@ -180,12 +180,40 @@ class LocalEngineClient:
         """Pin an adapter to its slot once it has one, or unpin it."""
         self._loop.submit(lambda engine: engine.adapters.pin(lora_id, pinned=pinned))
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine takes no steps, since `pause`."""
+        return self._loop.is_paused
+
+    async def pause(self, *, retracting: bool = False) -> None:
+        """Take no steps until `unpause`; see EngineClient.pause."""
+
+        def stop(engine: Stepping) -> None:
+            self._loop.is_paused = True
+            self._cross(self._on_outputs, engine.pause(retracting=retracting))
+
+        await self.ask(stop)
+
+    async def unpause(self) -> None:
+        """Go on with all requests that are open."""
+
+        def go_on(engine: Stepping) -> None:
+            engine.unpause()
+            self._loop.is_paused = False
+
+        await self.ask(go_on)
+
     async def exchange(self, install: Callable[[], object]) -> None:
         """Run `install` between requests, once all open requests have finished.
 
         Later requests wait and run on what `install` puts in place; the prefix cache is dropped. An
         exception of `install` ends the engine.
         """
+        if self.is_paused and self._streams:
+            raise Unavailable(
+                f"Generation is paused and {len(self._streams)} requests are open, which must end "
+                "before; continue, or abort them."
+            )
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
 
@@ -438,6 +466,8 @@ class LocalEngineClient:
 
 
 def _exception_of(fault: RowFault) -> Exception:
+    if fault.limit:
+        return Unavailable(f"Timeout: {fault}.", limit=fault.limit)
     if fault.of_request:
         return InvalidRequest(f"The output cannot go on: {fault}.", code="constraint_failed")
     failure = NotFinite if fault == NOT_FINITE else EngineError

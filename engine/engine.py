@@ -25,8 +25,11 @@ from remora.engine.sampling.sampler import check_token_ids
 from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import check_fits
 from remora.engine.scheduler.admission_pace import AdmissionPace
+from remora.engine.scheduler.outputs import output_of
+from remora.engine.scheduler.plan_builder import PlanBuilder
 from remora.engine.scheduler.scheduler import Scheduler
 from remora.engine.scheduler.sequence import Sequence
+from remora.engine.scheduler.timeouts import Timeouts
 from remora.engine.spec.speculation import Speculation
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
@@ -87,6 +90,10 @@ class Engine:
             interval_s=plan.scheduling.admission_interval_s,
             clock=clock,
         )
+        self._timeouts: Timeouts | None = None
+        rules = plan.scheduling
+        if rules.waiting_timeout_s is not None or rules.running_timeout_s is not None:
+            self._timeouts = Timeouts(rules.waiting_timeout_s, rules.running_timeout_s)
         self._open: dict[str, dict[int, Sequence]] = {}
         self._random = random.Random(plan.random_seed)
         self._held: list[Sequence] | None = None
@@ -211,6 +218,33 @@ class Engine:
         for seq in held:
             self._scheduler.add(seq)
 
+    def pause(self, *, retracting: bool) -> list[SequenceOutput]:
+        """Finish the step in flight, for a time without steps that `unpause` ends.
+
+        retracting:  whether running sequences leave their rows and pages and wait again; beam
+                     searches keep theirs
+        """
+        outputs = self._forgetting(self._run(None)) if self._is_in_flight else []
+        if retracting:
+            for seq in [seq for seq in self._scheduler.running if not seq.is_pinned]:
+                self._scheduler.preempt(seq, PlanBuilder(0))
+        return outputs
+
+    def unpause(self) -> None:
+        """Forget the time without steps."""
+        if self._timeouts is not None:
+            self._timeouts.restart()
+
+    def _end_expired(self, timeouts: Timeouts, now_s: float) -> list[SequenceOutput]:
+        """End the requests with a sequence that is over a limit of time."""
+        scheduler = self._scheduler
+        outputs = []
+        for seq, fault in timeouts.expired(scheduler.waiting, scheduler.running, now_s):
+            if not seq.is_finished:
+                self.abort(seq.request.request_id)
+                outputs.append(output_of(seq, error=fault))
+        return outputs
+
     def abort_all(self) -> list[SequenceOutput]:
         """End every open request."""
         return [output for request_id in list(self._open) for output in self.abort(request_id)]
@@ -230,16 +264,14 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Run one step. Raises what the runner raises; the engine is unusable afterwards."""
         started = self._clock()
+        expired = [] if self._timeouts is None else self._end_expired(self._timeouts, started)
         is_due = self._pace.is_due(is_busy=bool(self._scheduler.running))
         plan = self._scheduler.schedule(admitting=is_due)
         if plan is None and not self._is_in_flight:
-            return []
+            return expired
         if plan is not None and plan.added:
             self._scheduler.in_flight[-1].note_start(started)
-        outputs = self._run(plan)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._forget_finished(output.request_id)
+        outputs = expired + self._forgetting(self._run(plan))
         self._num_steps += plan is not None
         self._last_step_s = self._clock() - started
         self._step_time_s += self._last_step_s
@@ -327,6 +359,13 @@ class Engine:
     def close(self) -> None:
         """Close the runner."""
         self._runner.close()
+
+    def _forgetting(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+        """Return the outputs of a step; requests that have finished by them are no longer open."""
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._forget_finished(output.request_id)
+        return outputs
 
     def _forget_finished(self, request_id: str) -> None:
         sequences = self._open.get(request_id)

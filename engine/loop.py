@@ -62,6 +62,12 @@ class Stepping(Protocol):
     def page_hashes(self, limit: int) -> bytes:
         """Return the hashes of up to `limit` cached pages."""
 
+    def pause(self, *, retracting: bool) -> list[SequenceOutput]:
+        """Finish the step in flight; with `retracting`, let running sequences wait again."""
+
+    def unpause(self) -> None:
+        """Take in that there were no steps for a time."""
+
     def hold(self) -> None:
         """Hold new requests back until `go_on`."""
 
@@ -81,6 +87,7 @@ Command = Callable[[Stepping], object]
 class EngineLoop:
     """Runs an engine until closed or broken.
 
+    is_paused:     whether it takes no steps, only commands; changed by commands only
     keeps_engine:  whether the engine stays open after a failure, for `resume`
     """
 
@@ -112,6 +119,7 @@ class EngineLoop:
         self._step_started: float | None = None
         self._stats = engine.stats()
         self.keeps_engine = False
+        self.is_paused = False
         self.failure: EngineError | None = None
         self._is_closed = False
         self._thread = thread or EngineThread()
@@ -193,7 +201,7 @@ class EngineLoop:
             while not self._closing.is_set():
                 self._run_commands()
                 for _ in range(self._poll_interval_steps):
-                    if self._engine.has_work and not self._closing.is_set():
+                    if self._may_step and not self._closing.is_set():
                         self._step()
         except Exception as error:
             logger.exception("engine loop: failed")
@@ -206,9 +214,13 @@ class EngineLoop:
             if not is_kept:
                 self._thread.end_with(self._engine.close)
 
+    @property
+    def _may_step(self) -> bool:
+        return self._engine.has_work and not self.is_paused
+
     def _run_commands(self) -> None:
         with self._wake:
-            while not (self._commands or self._engine.has_work or self._closing.is_set()):
+            while not (self._commands or self._may_step or self._closing.is_set()):
                 self._wake.wait()
             commands = list(self._commands)
             self._commands.clear()

@@ -373,6 +373,19 @@ class EngineClient(Protocol):
     async def page_hashes(self, limit: int) -> bytes:
         """Return the hashes of up to `limit` cached pages, latest used first, between two steps."""
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine takes no steps, since `pause`."""
+
+    async def pause(self, *, retracting: bool = False) -> None:
+        """Take no steps until `unpause`. Open requests stay, and new ones wait.
+
+        retracting:  whether running requests give up their pages and wait again, too
+        """
+
+    async def unpause(self) -> None:
+        """Go on with all requests that are open; does nothing if the engine is not paused."""
+
     def limit_queue(self, plan: EnginePlan) -> None:
         """Refuse requests beyond this plan's queue limits from now on."""
 

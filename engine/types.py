@@ -120,10 +120,12 @@ class PoolingParams:
     """Parameters of a request to a pooling model.
 
     per_token:  return the hidden states of all tokens instead of the head's output
+    is_scored:  with `per_token`: return the head's output for each token's state
     second:     index of the second text's first token in a pair; None = one text
     """
 
     per_token: bool = False
+    is_scored: bool = False
     second: int | None = None
 
 
@@ -322,10 +324,15 @@ NO_CANDIDATES = Candidates(token_ids=NO_TOKENS, scores=np.empty(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why a row cannot continue. `of_request`: its request is the cause, not the engine."""
+    """Why a row cannot continue.
+
+    of_request:  its request is the cause, not the engine
+    limit:       key of the limit that the request is over; "" = none
+    """
 
     reason: str
     of_request: bool = False
+    limit: str = ""
 
     def __str__(self) -> str:
         return self.reason

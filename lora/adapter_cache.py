@@ -116,6 +116,11 @@ class AdapterCache:
         """Return the lora_id that is served under a name; None = no such adapter."""
         return self._current.get(name)
 
+    def source(self, name: str) -> str | None:
+        """Return the folder or URL of the adapter that is served under a name; None = none."""
+        lora_id = self._current.get(name)
+        return None if lora_id is None else self._entries[lora_id].record.source
+
     def reports(self, slots: Mapping[int, int] = MappingProxyType({})) -> tuple[AdapterReport, ...]:
         """Return the state of each adapter; `slots` maps lora_ids to slots on the device."""
         return tuple(entry.report(slots.get(lora_id)) for lora_id, entry in self._entries.items())

@@ -48,7 +48,7 @@ class ReservePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPlan:
-    """Order and pace; see the keys in `sections/engine.py`."""
+    """Order and pace; see the keys in `sections/engine.py`, and for timeouts in `limits.py`."""
 
     policy: SchedulePolicy = "fcfs"
     use_priorities: bool = True
@@ -59,6 +59,8 @@ class SchedulingPlan:
     admission_interval_steps: int = 1
     admission_interval_s: float = 0.0
     poll_interval_steps: int = 1
+    waiting_timeout_s: float | None = None
+    running_timeout_s: float | None = None
     reserve: ReservePlan = ReservePlan()
 
 
@@ -78,6 +80,8 @@ def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
         admission_interval_steps=engine.admission_interval_steps,
         admission_interval_s=engine.admission_interval_s,
         poll_interval_steps=engine.poll_interval_steps,
+        waiting_timeout_s=config.limits.waiting_timeout_s,
+        running_timeout_s=config.limits.running_timeout_s,
         reserve=ReservePlan(
             full_usage=engine.full_reserve_usage,
             expected_output_tokens=engine.expected_output_tokens,

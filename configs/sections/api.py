@@ -76,6 +76,9 @@ class ApiSection(Section):
     """Tokens per stream event; the first token and the end are always sent at once. Higher = fewer
     events, less CPU time. A request's own stream_interval may be larger."""
 
+    tokenizer_info: bool = False
+    """Whether /tokenizer_info shows the tokenizer's configuration and the chat template."""
+
     generation: Literal["all", "chat", "completion"] = "all"
     """Which generation APIs are served: chat = conversations only; completion = raw prompts only
     (/v1/completions, /generate and similar, /api/generate). The others answer HTTP 400."""

@@ -71,6 +71,15 @@ class LimitsSection(Section):
     stream_timeout_s: Seconds = 60.0
     """Seconds after which a stream is closed whose client reads nothing."""
 
+    waiting_timeout_s: Seconds | None = None
+    """Seconds that a request may wait in the engine's queue, each time that it does: before it
+    starts, and after it was preempted; then HTTP 503, or an error at the end of a stream. Default:
+    only the first wait is limited, by engine.queue_timeout_s."""
+
+    running_timeout_s: Seconds | None = None
+    """Seconds from a request's first step after which it is aborted: HTTP 503, or an error at the
+    end of a stream. Default: no limit."""
+
     max_json_depth: Annotated[int, Field(ge=8, le=512)] = 64
     """Deepest nesting of objects and lists in a body."""
 

@@ -22,6 +22,7 @@ class FixedAdapters:
         names = [adapter.name for adapter in section.adapters]
         lora_ids = [0] if section.merges else range(1, len(names) + 1)
         self._lora_ids: Mapping[str, int] = dict(zip(names, lora_ids, strict=True))
+        self._sources = {adapter.name: str(adapter.path) for adapter in section.adapters}
 
     @property
     def names(self) -> list[str]:
@@ -31,6 +32,10 @@ class FixedAdapters:
     async def find(self, name: str) -> int | None:
         """Return the lora_id of a name; None = no such adapter."""
         return self._lora_ids.get(name)
+
+    def source(self, name: str) -> str | None:
+        """Return the path of an adapter; None = no such adapter."""
+        return self._sources.get(name)
 
     async def describe(self) -> dict[str, Any]:
         """Return their names."""
@@ -87,6 +92,10 @@ class DynamicAdapters:
         except TimeoutError:
             return None
         return lora_id
+
+    def source(self, name: str) -> str | None:
+        """Return the folder or URL of an adapter; None = no such adapter."""
+        return self._adapter_cache.source(name)
 
     async def describe(self) -> dict[str, Any]:
         """Return the manager's description of each adapter and replica."""

@@ -16,7 +16,19 @@ from remora.deployments.http.core.wire_formats import OPENAI
 # Paths whose answers are lists of models, and the field that holds the list.
 LISTS: Mapping[str, str] = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}
 # Paths that are sent to every replica of every model.
-EVERYWHERE = frozenset({"/flush_cache", "/abort_request", "/metrics", "/health_generate", "/load"})
+EVERYWHERE = frozenset(
+    {
+        "/flush_cache",
+        "/abort_request",
+        "/pause_generation",
+        "/continue_generation",
+        "/pause",
+        "/resume",
+        "/metrics",
+        "/health_generate",
+        "/load",
+    }
+)
 # Of these, the paths whose answers are counts, and the field that holds the count.
 _COUNTS: Mapping[str, str] = {"/abort_request": "num_aborted", "/load": "server_load"}
 _SAMPLE = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)", re.DOTALL)

@@ -20,6 +20,7 @@ from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.autoscaling.routes import autoscaling_routes
 from remora.deployments.http.admin import server as ops
 from remora.deployments.http.admin.lora_routes import LORA_BODIES, lora_routes
+from remora.deployments.http.admin.pausing import PAUSE_BODIES, pause_routes
 from remora.deployments.http.admin.routes import (
     control_routes,
     health_routes,
@@ -30,6 +31,8 @@ from remora.deployments.http.anthropic.messages import anthropic_routes
 from remora.deployments.http.anthropic.models import model_routes
 from remora.deployments.http.batches.message_batches import MessageBatchBody
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
+from remora.deployments.http.cohere.chat_bodies import CohereChatBody
+from remora.deployments.http.cohere.embed import CohereEmbedBody
 from remora.deployments.http.core.auth import Access, Gate
 from remora.deployments.http.core.edge import Edge, error_answer, refused
 from remora.deployments.http.core.errors import log_error
@@ -37,18 +40,25 @@ from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.openapi import describe_bodies
 from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialect_of
 from remora.deployments.http.endpoints import (
+    ANY_RERANK,
     CHAT,
     CLASSIFY,
+    COHERE_CHAT,
+    COHERE_EMBED,
     COMPACT,
     COMPLETIONS,
     EMBEDDINGS,
     ENCODE,
+    GENERATE_TOKENS,
+    GENERATIVE_SCORING,
     MESSAGES,
     OLLAMA_ROUTES,
     POOLING,
-    RERANK,
     RESPONSES,
     SCORE,
+    TEI_ROUTES,
+    V1_RERANK,
+    V2_RERANK,
 )
 from remora.deployments.http.generation.bodies import (
     ChatBody,
@@ -67,7 +77,7 @@ from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
-from remora.deployments.http.pooling.embeddings import EmbeddingsBody
+from remora.deployments.http.pooling.embeddings import EmbeddingsBody, answer_vectors
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
 from remora.deployments.http.responses.background import answer_response
 from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody
@@ -80,6 +90,9 @@ from remora.deployments.http.shared_paths import (
     generate_routes,
     token_routes,
 )
+from remora.deployments.http.vllm.scoring import GenerativeScoringBody
+from remora.deployments.http.vllm.tokenizer import vllm_routes
+from remora.deployments.http.vllm.tokens import GenerateTokensBody
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -89,15 +102,20 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/responses/compact", COMPACT, CompactBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/v1/score", SCORE, ScoreBody),
-    Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody),
-    Route("/v1/rerank", RERANK, RerankBody),
-    Route("/v2/rerank", RERANK, RerankBody),
-    Route("/rerank", RERANK, RerankBody),
+    Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody, answer=answer_vectors),
+    Route("/v1/rerank", V1_RERANK, RerankBody),
+    Route("/v2/rerank", V2_RERANK, RerankBody),
+    Route("/rerank", ANY_RERANK, RerankBody),
+    Route("/v2/chat", COHERE_CHAT, CohereChatBody),
+    Route("/v2/embed", COHERE_EMBED, CohereEmbedBody),
     Route("/score", SCORE, PairScoreBody),
     Route("/classify", CLASSIFY, ClassifyBody),
     Route("/v1/classify", CLASSIFY, ClassifyBody),
-    Route("/pooling", POOLING, PoolingBody),
+    Route("/pooling", POOLING, PoolingBody, answer=answer_vectors),
     Route("/encode", ENCODE, EncodeBody),
+    Route("/inference/v1/generate", GENERATE_TOKENS, GenerateTokensBody),
+    Route("/generative_scoring", GENERATIVE_SCORING, GenerativeScoringBody),
+    *TEI_ROUTES,
     *LLAMA_ROUTES,
 )
 ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
@@ -106,6 +124,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     information_routes,
     health_routes,
     control_routes,
+    pause_routes,
     autoscaling_routes,
     responses_routes,
     anthropic_routes,
@@ -114,6 +133,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     partial(ollama_routes, generation=OLLAMA_ROUTES),
     parse_routes,
     llama_routes,
+    vllm_routes,
     batch_routes,
     lora_routes,
 )
@@ -126,6 +146,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
     "/update_weights_from_disk": UpdateBody,
+    **PAUSE_BODIES,
     **GENERATE_BODIES,
     **{route.path: route.body for route in OLLAMA_ROUTES},
     **OLLAMA_BODIES,

@@ -29,6 +29,7 @@ from remora.deployments.http.llamacpp import info as llama_info
 from remora.deployments.http.llamacpp.bodies import LlamaTokenizeBody
 from remora.deployments.http.sglang.bodies import GenerateBody, parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
+from remora.deployments.http.tei.info import tei_info
 from remora.deployments.http.tgi.bodies import TgiBody, parse_tgi
 from remora.deployments.http.tgi.generate import prepare_tgi
 from remora.deployments.http.tgi.info import tgi_info
@@ -141,7 +142,8 @@ def _tgi_information(server: ServerState) -> APIRouter:
 
     @router.get("/info")
     async def info() -> Response:
-        return JSONAnswer(tgi_info(server))
+        pooling = server.pooling
+        return JSONAnswer(tgi_info(server) if pooling is None else tei_info(server, pooling.facts))
 
     return router
 

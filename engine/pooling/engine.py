@@ -167,6 +167,13 @@ class PoolingEngine:
         """Not supported, as `hold`."""
         raise NotImplementedError
 
+    def pause(self, *, retracting: bool) -> list[SequenceOutput]:
+        """Do nothing: between two steps all requests wait."""
+        return []
+
+    def unpause(self) -> None:
+        """Do nothing, as `pause`."""
+
     def page_hashes(self, limit: int) -> bytes:
         """Return no hashes: there is no cache."""
         return b""
@@ -225,7 +232,9 @@ class PoolingEngine:
             whole = [index for index in part if chosen[index].pooling.per_token]
             pooled = [index for index in part if not chosen[index].pooling.per_token]
             for index in whole:
-                results[index] = self._model.hidden(chosen[index].row)
+                one = chosen[index]
+                compute = self._model.scores if one.pooling.is_scored else self._model.hidden
+                results[index] = compute(one.row)
             if pooled:
                 numbers = self._model([chosen[index].row for index in pooled])
                 for index, row in zip(pooled, numbers, strict=True):

@@ -97,3 +97,11 @@ class PoolingModel:
         batch = make_rows([row], device=self._device)
         states: FloatArray = self._states.forward(batch).float().cpu().numpy()
         return states
+
+    @torch.inference_mode()
+    def scores(self, row: Row) -> FloatArray:
+        """Return the outputs of the head's layers for each token of a row [num_tokens, size]."""
+        batch = make_rows([row], device=self._device)
+        numbers = self._head.apply_layers(self._states.forward(batch).float())
+        scores: FloatArray = numbers.cpu().numpy()
+        return scores

@@ -76,19 +76,26 @@ class Framer:
         self._pair_frame = self._backend.num_special_tokens_to_add(True)
 
     def rows(
-        self, texts: Sequence[str], *, max_tokens: int | None = None, drops: Side = "tail"
+        self,
+        texts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        drops: Side = "tail",
+        is_framed: bool = True,
     ) -> list[Row]:
         """Return a row for each text.
 
         max_tokens:  truncate longer rows; None = keep everything
         drops:       the side to truncate
+        is_framed:   whether rows have the tokenizer's special tokens
         """
-        room = None if max_tokens is None else max(1, max_tokens - self._frame)
+        frame = self._frame if is_framed else 0
+        room = None if max_tokens is None else max(1, max_tokens - frame)
         rows = []
         for encoding in self._encode(texts):
             if room is not None and len(encoding) > room:
                 encoding.truncate(room, direction=DIRECTIONS[drops])
-            rows.append(Row(self._backend.post_process(encoding, None, True).ids))
+            rows.append(Row(self._backend.post_process(encoding, None, is_framed).ids))
         return rows
 
     def pairs(
@@ -139,6 +146,20 @@ class Framer:
                 ids = first + cut(middle, room, drops) + last
             rows.append(Row(ids))
         return rows
+
+    def clipped(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """Return the beginnings of texts that have up to `max_tokens` tokens."""
+        return [
+            self._clipped(text, encoding, max_tokens)
+            for text, encoding in zip(texts, self._encode(texts), strict=True)
+        ]
+
+    def _clipped(self, text: str, encoding: Encoding, max_tokens: int) -> str:
+        while len(encoding) > max_tokens and text:
+            # A beginning may have other tokens than the whole had, and even more of them.
+            text = text[: min(encoding.offsets[max_tokens - 1][1], len(text) - 1)]
+            (encoding,) = self._encode([text])
+        return text
 
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
         encodings: list[Encoding] = self._backend.encode_batch(

@@ -339,7 +339,7 @@ class Scheduler:
             staying = [other for other in self.running if other not in leaving]
             if not staying or can_start(seq, staying, self.kv, self.reserve):
                 for victim in leaving:
-                    self._preempt(victim, step)
+                    self.preempt(victim, step)
                 return self._try_admit(seq, step)
         return False
 
@@ -347,14 +347,14 @@ class Scheduler:
         """Preempt because memory is short, and raise the reserve."""
         seq.num_evictions += 1
         self._num_evictions += 1
-        self._preempt(seq, step)
+        self.preempt(seq, step)
         self.reserve.on_preemption(
             sum(other.num_output_tokens for other in self.running),
             sum(other.max_tokens for other in self.running),
             len(self.running),
         )
 
-    def _preempt(self, seq: Sequence, step: PlanBuilder) -> None:
+    def preempt(self, seq: Sequence, step: PlanBuilder) -> None:
         """Take a sequence's pages and row, and queue it again."""
         self.num_preemptions += 1
         is_new = step.starts(seq)

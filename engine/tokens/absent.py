@@ -32,6 +32,10 @@ class AbsentTokenizer(Tokenizer):
         """Return no text."""
         return ""
 
+    def entry(self, token_id: int) -> str:
+        """Return no text."""
+        return ""
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return no text."""
         return b""

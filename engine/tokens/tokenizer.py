@@ -136,6 +136,10 @@ class Tokenizer:
         entry = self._backend.id_to_token(token_id)
         return b"" if entry is None else entry_bytes(entry, self._spelling)
 
+    def entry(self, token_id: int) -> str:
+        """Return an id's entry in the vocabulary, as the tokenizer's file spells it; "" = none."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         """Return the text of an id within a text; U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

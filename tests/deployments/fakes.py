@@ -79,6 +79,9 @@ class CharTokenizer:
     def token_text(self, token_id: int) -> str:
         return "</s>" if token_id == EOS else chr(token_id)
 
+    def entry(self, token_id: int) -> str:
+        return self.token_text(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
 
@@ -163,6 +166,7 @@ class FakeEngine:
     aborted: set[str] = field(default_factory=set)
     plan: EnginePlan | None = None
     running: set[str] = field(default_factory=set)
+    is_paused: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
@@ -251,6 +255,12 @@ class FakeEngine:
 
     async def flush_cache(self) -> bool:
         return not self.running
+
+    async def pause(self, *, retracting: bool = False) -> None:
+        self.is_paused = True
+
+    async def unpause(self) -> None:
+        self.is_paused = False
 
     async def page_hashes(self, limit: int) -> bytes:
         return self.cached_pages[: limit * 8]

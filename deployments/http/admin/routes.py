@@ -73,6 +73,17 @@ def health_routes(server: ServerState) -> APIRouter:
         ops.check_ready(server)
         return Response()
 
+    async def alive() -> Response:
+        ops.check_health(server)
+        return JSONAnswer({"status": "ok"})
+
+    async def takes_requests() -> Response:
+        ops.check_ready(server)
+        return JSONAnswer({"status": "ok"})
+
+    for path, probe in (("/liveness", alive), ("/readiness", takes_requests)):  # LightLLM's
+        router.add_api_route(path, probe, methods=["GET"])
+        router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
     checks = (("/health", health), ("/healthz", health), (PING, health), ("/ready", ready))
     for path, answer in checks:
         router.add_api_route(path, answer, methods=["GET"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
+from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
@@ -45,10 +48,18 @@ def model_card(server: ServerState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": server.created,
         "owned_by": "remora",
-        "root": name,
+        "root": name if name == base else _shown_source(server.adapters.source(name)) or name,
         "parent": None if name == base else base,
         "max_model_len": server.plan.max_model_len,
     }
+
+
+def _shown_source(source: str | None) -> str | None:
+    """Return the place of an adapter's files, without what a URL holds of secrets."""
+    if source is None or "://" not in source:
+        return source
+    parts = urlsplit(source)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def model_info(server: ServerState) -> dict[str, Any]:
@@ -80,7 +91,8 @@ def server_info(server: ServerState) -> dict[str, Any]:
     return {
         "version": version("remora"),
         "served_model_name": plan.served_model_name,
-        "status": "draining" if server.calls.is_draining else "ready",
+        "status": _status(server),
+        "startup_time": server.part(Startup, Startup.unknown).seconds,
         "context_length": plan.max_model_len,
         "max_total_num_tokens": plan.kv_tokens,
         "max_running_requests": plan.max_running_requests,
@@ -111,6 +123,24 @@ def load(server: ServerState) -> dict[str, int]:
     """Return the body of vLLM's /load: the sequences that run or wait on this replica."""
     stats = server.client.stats()
     return {"server_load": stats.num_running + stats.num_waiting}
+
+
+@dataclass(slots=True)
+class Startup:
+    """The start of a replica: how long it took, in seconds; None = not known yet."""
+
+    seconds: float | None = None
+
+    @classmethod
+    def unknown(cls, _: ServeConfig) -> Startup:
+        """Return a start whose duration is not known."""
+        return cls()
+
+
+def _status(server: ServerState) -> str:
+    if server.calls.is_draining:
+        return "draining"
+    return "paused" if server.client.is_paused else "ready"
 
 
 def _speculation(server: ServerState) -> dict[str, Any] | None:
@@ -163,6 +193,8 @@ def check_ready(server: ServerState) -> None:
 
 async def check_token(server: ServerState) -> None:
     """Raise Unavailable unless the engine generates a token within HEALTH_TOKEN_TIMEOUT_S."""
+    if server.client.is_paused:
+        raise Unavailable("Generation is paused, so no token is made; see /continue_generation.")
     eos = server.tokenizer.eos_token_ids
     request = Request(
         request_id="health",
@@ -192,7 +224,7 @@ class AbortBody(Body):
 async def abort(server: ServerState, body: AbortBody) -> dict[str, Any]:
     """Abort the requests with one id, or all requests. Raises InvalidRequest."""
     if body.abort_all:
-        return {"num_aborted": await server.client.abort(None)}
+        return {"num_aborted": await server.calls.abort_all()}
     if not body.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
     # Clients may send the id of the answer instead of the request's id.
@@ -255,7 +287,7 @@ async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict
         "tokens": all_ids if is_list else all_ids[0],
     }
     if parsed.return_token_strs:
-        strs = [[server.tokenizer.token_text(token_id) for token_id in ids] for ids in all_ids]
+        strs = [[server.tokenizer.entry(token_id) for token_id in ids] for ids in all_ids]
         answer["token_strs"] = strs if is_list else strs[0]
     return answer, headers
 

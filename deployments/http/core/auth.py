@@ -30,7 +30,18 @@ from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
 PING = "/ping"  # Amazon SageMaker's health check
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ready", "/health_generate", "/metrics", PING})
+OPEN_PATHS = frozenset(
+    {
+        "/health",
+        "/healthz",
+        "/ready",
+        "/liveness",
+        "/readiness",
+        "/health_generate",
+        "/metrics",
+        PING,
+    }
+)
 
 
 def open_methods(path: str) -> tuple[str, ...]:

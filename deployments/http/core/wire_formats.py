@@ -173,6 +173,23 @@ def _llama_error(error: BaseException) -> dict[str, Any]:
     return {"error": found}
 
 
+def _flat_error(error: BaseException) -> dict[str, Any]:
+    """Return SGLang's error object, with OpenAI's inside."""
+    body = error_body(error)
+    flat = {name: body["error"][name] for name in ("message", "type", "param")}
+    return {"object": "error", **flat, "code": answer_to(error).status, **body}
+
+
+def _cohere_error(error: BaseException) -> dict[str, Any]:
+    body = error_body(error)
+    return {"message": body["error"]["message"], **body}
+
+
+def _cohere_event(error: BaseException, place: int) -> dict[str, Any]:
+    message = error_body(error)["error"]["message"]
+    return {"type": "message-end", "delta": {"finish_reason": "ERROR", "error": message}}
+
+
 OPENAI = Dialect()
 RESPONSES = Dialect(late_error=_responses_event, frame=_named_event, last=b"")
 ANTHROPIC = Dialect(
@@ -192,6 +209,8 @@ OLLAMA = Dialect(
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 LLAMACPP = Dialect(error=_llama_error, last=b"")
+SGLANG = Dialect(error=_flat_error)
+COHERE = Dialect(error=_cohere_error, late_error=_cohere_event, frame=_named_event, last=b"")
 
 # All keep-alives of the dialects.
 KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
@@ -201,6 +220,14 @@ _BY_PATH = (
     ("/v1/responses", RESPONSES),
     ("/api", OLLAMA),
     ("/info", TGI),
+    ("/embed", TGI),
+    ("/embed_all", TGI),
+    ("/embed_sparse", TGI),
+    ("/predict", TGI),
+    ("/similarity", TGI),
+    ("/v2/chat", COHERE),
+    ("/v2/embed", COHERE),
+    ("/v2/rerank", COHERE),
     ("/completion", LLAMACPP),
     ("/infill", LLAMACPP),
     ("/apply-template", LLAMACPP),

@@ -52,19 +52,56 @@ class Job(ABC):
         raise NotImplementedError("this API does not stream")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedJob(Job):
+    """A job of one API whose whole response is that of another API's job, converted.
+
+    convert:  returns the response, given the inner one
+    """
+
+    inner: Job
+    convert: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, inner: Job, convert: Callable[[Any], Any]) -> ConvertedJob:
+        """Return the job around another one, which is not streamed."""
+        return cls(context=inner.context, requests=inner.requests, inner=inner, convert=convert)
+
+    async def result(self, outputs: OutputStream) -> Any:
+        """Return the whole response."""
+        return self.convert(await self.inner.result(outputs))
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[BodyT]):
     """How bodies of one API become jobs.
 
-    dialect:  returns the wire format of the response to a body; None = the format of the path
+    dialect:  returns the wire format of the response to a body; None, or if it returns None: the
+              format of the path
     kind:     what is generated: a reply to a conversation, the continuation of a prompt, or
               vectors and scores; any = `prepare` refuses what the server does not offer
     """
 
     parse: Callable[[Any], BodyT]
     prepare: Callable[[ServerState, BodyT, RequestContext], Awaitable[Job]]
-    dialect: Callable[[Any], Dialect] | None = None
+    dialect: Callable[[Any], Dialect | None] | None = None
     kind: Literal["chat", "completion", "pooling", "any"] = "chat"
+
+    async def convert(
+        self,
+        server: ServerState,
+        fields: Mapping[str, Any],
+        context: RequestContext,
+        convert: Callable[[Any], Any],
+    ) -> ConvertedJob:
+        """Return the job of another API's body, given its fields in terms of this endpoint.
+
+        convert:  as in ConvertedJob
+        Raises RequestError.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        inner = await self.prepare(server, self.parse(given), context)
+        return ConvertedJob.of(inner, convert)
 
     async def job(
         self, server: ServerState, body: Any, context: RequestContext

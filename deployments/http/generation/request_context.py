@@ -32,6 +32,7 @@ class RequestContext:
     viewer:      owner of the objects that the request may see; None = all owners
     labels:      values of the operator's metric labels; empty = none are configured
     trace:       W3C headers of the caller's trace
+    claims:      names that no other open request may have
     answer:      the answer that another replica may have begun or may continue; None = no other can
     created:     creation time of the answer, in seconds since 1970
     """
@@ -42,6 +43,7 @@ class RequestContext:
     viewer: str | None = None
     labels: tuple[str, ...] = ()
     trace: Mapping[str, str] = field(default_factory=dict)
+    claims: tuple[str, ...] = ()
     answer: ResumableAnswer | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -31,7 +31,7 @@ from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
-from remora.engine.types import Output, Request
+from remora.engine.types import FinishReason, Output, Request
 
 ItemT = TypeVar("ItemT")
 
@@ -148,6 +148,8 @@ class RequestTracker:
         self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
+        self._num_aborts = 0  # of all requests together
+        self._starting: set[str] = set()  # claimed names of requests without an output
 
     async def open(
         self,
@@ -173,6 +175,7 @@ class RequestTracker:
             # Not a fault of the request: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
         rid = context.request_id
+        self._check_claims(context.claims)
         account = self.tenants.account(context.tenant)
         account.check_priority(requests, low_first=self.limits.low_priority_first)
         numbered = [
@@ -190,6 +193,7 @@ class RequestTracker:
             names.setdefault(given.request_id, set()).add(request.request_id)
         intervals = None if interval_tokens == 1 else _Intervals(interval_tokens)
         outputs = self._run(context, account, names, numbered, takes_place, intervals)
+        self._starting.update(context.claims)
         try:
             await self._wait_for_first(outputs, numbered)
         except BaseException as error:
@@ -197,8 +201,18 @@ class RequestTracker:
             await outputs.aclose()
             self._count_refusal(account, error)
             raise
+        finally:
+            self._starting.difference_update(context.claims)
         self._metrics.count_tenant_request(account.tenant.name, "started")
         return outputs
+
+    def _check_claims(self, names: Sequence[str]) -> None:
+        """Raise InvalidRequest for a name that an open request has, or that is given twice."""
+        for number, name in enumerate(names):
+            if name in self._open or name in self._starting or name in names[:number]:
+                where = "twice in this request" if name in names[:number] else "in use already"
+                message = f"Request id {name!r} is {where}; give each request its own."
+                raise InvalidRequest(message, "rid", "duplicate_request_id")
 
     def _admit(self, account: Account, requests: Sequence[Request]) -> None:
         try:
@@ -212,16 +226,22 @@ class RequestTracker:
             self._metrics.count_tenant_request(account.tenant.name, error.limit)
 
     async def _wait_for_first(self, outputs: OutputStream, requests: Sequence[Request]) -> None:
-        """Wait until `outputs` is ready, up to the queue timeout if all requests are queued."""
+        """Wait until `outputs` is ready, up to the queue timeout if all requests are queued.
+
+        While the engine is paused, the timeout begins again.
+        """
         timeout_s = self.limits.queue_timeout_s
         async with scoped_task(anext(outputs)) as ready:
             await asyncio.wait({ready}, timeout=timeout_s)
-            if not ready.done() and await self._all_wait(requests):
-                raise Unavailable(
-                    f"Queue timeout: the request waited {timeout_s:g} s (engine.queue_timeout_s).",
-                    5.0,
-                    limit="queue_timeout_s",
-                )
+            while not ready.done() and await self._all_wait(requests):
+                if not self._client.is_paused:
+                    raise Unavailable(
+                        f"Queue timeout: the request waited {timeout_s:g} s "
+                        "(engine.queue_timeout_s).",
+                        5.0,
+                        limit="queue_timeout_s",
+                    )
+                await asyncio.wait({ready}, timeout=timeout_s)
             await ready
 
     async def _all_wait(self, requests: Sequence[Request]) -> bool:
@@ -245,6 +265,14 @@ class RequestTracker:
         for request_id in tuple(self._open.get(rid, ())):
             found += await self._client.abort(request_id)
         return found
+
+    async def abort_all(self) -> int:
+        """Abort all requests, also where they wait for their turn; return how many the engine had.
+
+        They end with `abort`.
+        """
+        self._num_aborts += 1
+        return await self._client.abort(None)
 
     async def _run(
         self,
@@ -270,13 +298,14 @@ class RequestTracker:
         limits = self.limits
         most = limits.max_requests if takes_place else None
         is_single = len(requests) == 1
-        source = self._outputs(requests, limits.timeout_s)
+        num_aborts = self._num_aborts
         wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
-            async with (
-                account.concurrent.taken(most, wait_s=wait_s),
-                aclosing(source) as events,
-            ):
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(account.concurrent.taken(most, wait_s=wait_s))
+                is_aborted = num_aborts != self._num_aborts  # while it waited for its turn
+                source = self._outputs(requests, limits.timeout_s, is_aborted=is_aborted)
+                events = await held.enter_async_context(aclosing(source))
                 is_ready = False
                 async for event in events:
                     prompt, output = (0, event) if is_single else event
@@ -308,15 +337,28 @@ class RequestTracker:
                     del self._open[name]
 
     def _outputs(
-        self, requests: Sequence[Request], timeout_s: float | None
+        self, requests: Sequence[Request], timeout_s: float | None, *, is_aborted: bool
     ) -> AsyncGenerator[Any, None]:
-        """Return the outputs of a single request, or the events of several."""
-        if len(requests) == 1:
-            outputs: AsyncGenerator[Any, None] = self._client.generate(requests[0])
+        """Return the outputs of a single request, or the events of several.
+
+        is_aborted:  whether they end without having been submitted
+        """
+        if is_aborted:
+            outputs: AsyncGenerator[Any, None] = _aborted(requests)
+        elif len(requests) == 1:
+            outputs = self._client.generate(requests[0])
         else:
             outputs = _merge(self._client, requests)
         # After `timeout_s` they raise RequestTimedOut.
         return outputs if timeout_s is None else _limited(outputs, timeout_s)
+
+
+async def _aborted(requests: Sequence[Request]) -> AsyncGenerator[Any, None]:
+    """Yield the end of each sequence, in the form of `RequestTracker._outputs`."""
+    for prompt, request in enumerate(requests):
+        for index in range(request.sampling.n):
+            end = Output(index=index, token_ids=(), text="", finish_reason=FinishReason.ABORT)
+            yield end if len(requests) == 1 else (prompt, end)
 
 
 async def _limited(

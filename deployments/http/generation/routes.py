@@ -93,6 +93,6 @@ async def respond(
     """Return an endpoint's response to a request whose body has been read."""
     context = RequestContext.of(request, server.metrics.labels)
     if endpoint.dialect is not None:
-        request.state.dialect = endpoint.dialect(body)
+        request.state.dialect = endpoint.dialect(body) or request.state.dialect
     job, headers = await endpoint.job(server, body, context)
     return await answer(server, request, job, headers)

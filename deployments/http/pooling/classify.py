@@ -5,23 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import PlainValidator, WithJsonSchema, model_validator
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import fault, is_token_list, parse
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.pooling.embeddings import prompt_text
+from remora.deployments.http.pooling.embeddings import (
+    check_dimensions,
+    described,
+    encoding_of,
+    prompt_text,
+)
+from remora.deployments.http.pooling.encodings import BinaryAnswer, binary_answer
+from remora.deployments.http.pooling.fields import (
+    ConversationBody,
+    PoolingBaseBody,
+    VectorBody,
+    check_inputs,
+)
 from remora.deployments.http.pooling.requests import (
     SCORING,
-    ChatMessage,
-    Inputs,
-    PoolingBaseBody,
     PoolingJob,
+    activation_of,
     chat_rows,
-    check_inputs,
-    encoded,
     facts_of,
     job_of,
     rows_of,
@@ -30,33 +39,27 @@ from remora.deployments.http.pooling.requests import (
 from remora.engine.pooling.facts import PoolingFacts
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.vectors import scores_of, vector_of
-from remora.engine.types import FloatArray
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
+from remora.engine.types import FloatArray, PoolingParams
 
 
-class ClassifyBody(PoolingBaseBody):
+class ClassifyBody(ConversationBody):
     """Body of /classify in vLLM's shape: inputs, or a conversation."""
 
-    input: Inputs | None = None
-    messages: Messages | None = None
 
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if (self.input is None) == (self.messages is None):
-            raise fault("is required, or messages in its place; not both", param="input")
-        return self
-
-
-class PoolingBody(ClassifyBody):
+class PoolingBody(VectorBody):
     """Body of /pooling.
 
-    task:  token_embed selects the hidden states of all tokens; other values, the model's own task
+    task:  token_embed selects the hidden states of all tokens, token_classify the scores of each;
+           other values, the model's own task
     """
 
-    encoding_format: Literal["float", "base64"] | None = None
-    normalize: bool | None = None
-    task: Literal["embed", "classify", "score", "token_embed"] | None = None
+    task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None
+
+
+_PARAMS = {
+    "token_embed": PoolingParams(per_token=True),
+    "token_classify": PoolingParams(per_token=True, is_scored=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,10 @@ async def prepare_classify(
         )
     model = (await server.model(body.model)).name
     rows = await _rows(server, body)
+    activation = activation_of(facts, body)
 
     def label(index: int, numbers: FloatArray) -> dict[str, Any]:
-        scores = scores_of(numbers, facts.activation)
+        scores = scores_of(numbers, activation)
         return {
             "index": index,
             "label": facts.labels[int(scores.argmax())],
@@ -137,32 +141,50 @@ async def prepare_pooling(
     """Return the job of a body after all checks that need no engine. Raises RequestError."""
     facts = facts_of(server, "embed", *SCORING)
     model = (await server.model(body.model)).name
-    per_token = body.task == "token_embed"
+    params = _PARAMS.get(body.task or "", PoolingParams())
     if body.task not in _pooling_tasks(facts):
         raise InvalidRequest(
             f"task is {body.task!r}; this server's model is for the task {facts.task}.",
             "task",
             "not_offered",
         )
+    is_vector = params.per_token != params.is_scored or facts.task == "embed"
+    _check_vector_fields(facts, body, is_vector=is_vector)
     rows = await _rows(server, body)
-    if not per_token:
+    if not params.per_token:
         _check_steps(facts, rows, "input" if body.messages is None else "messages")
+    encoding = encoding_of(body, rows)
 
-    def tell(results: list[FloatArray]) -> dict[str, Any]:
+    def meant(numbers: FloatArray) -> FloatArray:
+        if not is_vector:
+            return scores_of(numbers, activation_of(facts, body))
+        usual = facts.normalize and not params.per_token
+        normalize = usual if body.normalizes is None else body.normalizes
+        return vector_of(numbers, normalize=normalize, dimensions=body.dimensions)
+
+    def tell(results: list[FloatArray]) -> dict[str, Any] | BinaryAnswer:
+        arrays = [meant(numbers) for numbers in results]
+        if encoding.is_binary:
+            return binary_answer(arrays, encoding, described("pool", context, model, rows))
         data = [
-            {
-                "index": index,
-                "object": "pooling",
-                "data": encoded(
-                    _meant(facts, numbers, body.normalize, per_token=per_token),
-                    body.encoding_format,
-                ),
-            }
-            for index, numbers in enumerate(results)
+            {"index": index, "object": "pooling", "data": encoding.value(array)}
+            for index, array in enumerate(arrays)
         ]
         return _listed("pool", context, model, data, rows)
 
-    return job_of(context, body, rows, tell, per_token=per_token)
+    return job_of(context, body, rows, tell, params=params)
+
+
+def _check_vector_fields(facts: PoolingFacts, body: PoolingBody, *, is_vector: bool) -> None:
+    """Raise InvalidRequest for fields of vectors in a body that asks for scores."""
+    if is_vector and body.task != "token_embed":
+        check_dimensions(facts, body.dimensions)
+        return
+    if body.dimensions is not None:
+        message = f"dimensions: {'token states' if is_vector else 'scores'} cannot be cut."
+        raise unsupported("dimensions", message)
+    if not is_vector and body.normalize is not None:
+        raise unsupported("normalize", "normalize: scores have no length; see use_activation.")
 
 
 async def prepare_encode(
@@ -181,7 +203,7 @@ async def prepare_encode(
     def tell(results: list[FloatArray]) -> Any:
         answers = [
             {
-                "embedding": _meant(facts, numbers, None).tolist(),
+                "embedding": _meant(facts, numbers, body).tolist(),
                 "meta_info": {"id": context.request_id, "prompt_tokens": len(row.token_ids)},
             }
             for row, numbers in zip(rows, results, strict=True)
@@ -203,25 +225,29 @@ def _check_steps(facts: PoolingFacts, rows: list[Row], param: str) -> None:
 
 def _pooling_tasks(facts: PoolingFacts) -> tuple[str | None, ...]:
     """Return the values of `task` that the model accepts."""
-    own = ("embed",) if facts.task == "embed" else ("classify",)
-    return (None, "token_embed", *own, *(("score",) if len(facts.labels) == 1 else ()))
+    if facts.task == "embed":
+        return (None, "token_embed", "embed")
+    tokens = ("token_classify",) if len(facts.methods) == 1 else ()
+    return (None, "token_embed", "classify", *tokens, *_scores(facts))
 
 
-async def _rows(server: ServerState, body: ClassifyBody) -> list[Row]:
+def _scores(facts: PoolingFacts) -> tuple[str, ...]:
+    return ("score",) if len(facts.labels) == 1 else ()
+
+
+async def _rows(server: ServerState, body: ConversationBody) -> list[Row]:
     if body.messages is not None:
         return await chat_rows(server, body, body.messages, param="messages")
     before = "" if server.pooling is None else prompt_text(server.pooling.facts, None)
     return await rows_of(server, body, body.input or [], param="input", before=before)
 
 
-def _meant(
-    facts: PoolingFacts, numbers: FloatArray, normalize: bool | None, *, per_token: bool = False
-) -> FloatArray:
+def _meant(facts: PoolingFacts, numbers: FloatArray, body: EncodeBody) -> FloatArray:
     """Return an embedding, or scores, from the model's result."""
-    if facts.task == "embed" or per_token:
-        usual = facts.normalize and not per_token
-        return vector_of(numbers, normalize=usual if normalize is None else normalize)
-    return scores_of(numbers, facts.activation)
+    if facts.task == "embed":
+        wanted = body.use_activation
+        return vector_of(numbers, normalize=facts.normalize if wanted is None else wanted)
+    return scores_of(numbers, activation_of(facts, body))
 
 
 def _listed(

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.fields import Label, fault
+from remora.deployments.http.core.fields import Label
+from remora.deployments.http.core.sse import while_connected
+from remora.deployments.http.core.wire import JSONAnswer, written
+from remora.deployments.http.generation.endpoint import Job, run
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.pooling.encodings import (
+    BinaryAnswer,
+    Encoding,
+    binary_answer,
+    check_described,
+)
+from remora.deployments.http.pooling.fields import VectorBody
 from remora.deployments.http.pooling.requests import (
-    ChatMessage,
-    Inputs,
-    PoolingBaseBody,
     PoolingJob,
     chat_rows,
-    encoded,
     facts_of,
     job_of,
     rows_of,
     usage_of,
 )
 from remora.engine.pooling.facts import PoolingFacts
+from remora.engine.pooling.row import Row
 from remora.engine.pooling.vectors import vector_of
 from remora.engine.types import FloatArray
 
 
-class EmbeddingsBody(PoolingBaseBody):
+class EmbeddingsBody(VectorBody):
     """Body of /v1/embeddings: inputs, or a conversation.
 
     prompt_name:  name of the model's prompt that precedes each text
     """
 
-    input: Inputs | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)] | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    normalize: bool | None = None
     prompt_name: Label | None = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if (self.input is None) == (self.messages is None):
-            raise fault("is required, or messages in its place; not both", param="input")
-        return self
 
 
 async def prepare_embeddings(
@@ -62,21 +60,20 @@ async def prepare_embeddings(
     else:
         before = prompt_text(facts, body.prompt_name)
         rows = await rows_of(server, body, body.input or [], param="input", before=before)
-    normalize = facts.normalize if body.normalize is None else body.normalize
+    encoding = encoding_of(body, rows)
+    normalize = facts.normalize if body.normalizes is None else body.normalizes
 
-    def tell(results: list[FloatArray]) -> dict[str, Any]:
-        vectors = (
+    def tell(results: list[FloatArray]) -> dict[str, Any] | BinaryAnswer:
+        vectors = [
             vector_of(numbers, normalize=normalize, dimensions=body.dimensions)
             for numbers in results
-        )
+        ]
+        if encoding.is_binary:
+            return binary_answer(vectors, encoding, described("embd", context, model, rows))
         return {
             "object": "list",
             "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": encoded(vector, body.encoding_format),
-                }
+                {"object": "embedding", "index": index, "embedding": encoding.value(vector)}
                 for index, vector in enumerate(vectors)
             ],
             "model": model,
@@ -84,6 +81,43 @@ async def prepare_embeddings(
         }
 
     return job_of(context, body, rows, tell)
+
+
+def encoding_of(body: VectorBody, rows: Sequence[Row]) -> Encoding:
+    """Return the form of a body's vectors. Raises InvalidRequest if they are too many for it."""
+    encoding = Encoding(
+        form=body.encoding_format or "float",
+        dtype=body.embed_dtype or "float32",
+        endianness=body.endianness or "native",
+    )
+    check_described(len(rows), encoding, "input")
+    return encoding
+
+
+def described(
+    prefix: str, context: RequestContext, model: str, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """Return what the metadata of a binary answer says of the request."""
+    return {
+        "id": f"{prefix}-{context.request_id}",
+        "created": context.created,
+        "model": model,
+        "usage": usage_of(rows),
+    }
+
+
+async def answer_vectors(
+    server: ServerState, request: Request, job: Job, headers: Mapping[str, str]
+) -> Response:
+    """Run a job for as long as its client is connected; return its response, JSON or bytes."""
+    whole = await while_connected(request, run(server, job))
+    if isinstance(whole, BinaryAnswer):
+        return Response(
+            whole.content,
+            headers={**headers, **whole.headers},
+            media_type="application/octet-stream",
+        )
+    return JSONAnswer(await written(whole), headers=dict(headers))
 
 
 def prompt_text(facts: PoolingFacts, name: str | None) -> str:

@@ -7,18 +7,12 @@ only if the request or `api.prompt_truncation` asks for it.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-import numpy as np
-from pydantic import Field, PlainValidator, WithJsonSchema
+from dataclasses import dataclass, replace
+from typing import Any
 
 from remora.configs.errors import InvalidRequest, PromptTooLong, Unavailable
 from remora.configs.sections.pooling import Task
-from remora.deployments.http.core.body_limits import AtMost, check_size
-from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.generation.endpoint import Job
@@ -26,60 +20,20 @@ from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.pooling.fields import (
+    ChatMessage,
+    ConversationBody,
+    PoolingBaseBody,
+)
 from remora.engine.pooling.facts import PoolingFacts
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.texts import Framer, Side, cut
 from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
 
 NO_TEXT = SamplingParams(max_tokens=1)
+POOLED = PoolingParams()
 OFF_LOOP_NUMBERS = 65_536  # of one answer
 SCORING: tuple[Task, ...] = ("classify", "rerank", "reward")
-
-
-def check_inputs(value: Any) -> list[PromptInput]:
-    """Return inputs (a text, texts, token ids, or lists of token ids) as a list."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
-    if is_token_list(value):
-        return [value]
-    check_size("max_inputs", value)
-    is_texts = all(isinstance(item, str) for item in value)
-    if not is_texts and not all(is_token_list(item) for item in value):
-        raise fault("must hold texts only, or lists of token ids only")
-    return value
-
-
-Inputs = Annotated[
-    list[PromptInput],
-    PlainValidator(check_inputs),
-    WithJsonSchema({"type": ["string", "array"]}),
-]
-Texts = Annotated[
-    list[Annotated[str, Field(max_length=2**24)]],
-    Field(min_length=1, fail_fast=True),
-    AtMost("max_inputs"),
-]
-
-
-class ChatMessage(Body):
-    """One message of a conversation to score or embed."""
-
-    role: Label
-    content: str
-
-
-class PoolingBaseBody(Body):
-    """Fields that the bodies of all pooling routes share."""
-
-    model: Annotated[str, Field(max_length=1024)] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    rid: Label | None = None
-    request_id: Label | None = None
-    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +87,7 @@ def job_of(
     rows: Sequence[Row],
     tell: Callable[[list[FloatArray]], Any],
     *,
-    per_token: bool = False,
+    params: PoolingParams = POOLED,
 ) -> PoolingJob:
     """Return the job that computes the rows."""
     return PoolingJob(
@@ -145,7 +99,7 @@ def job_of(
                 prompt_ids=row.token_ids,
                 sampling=NO_TEXT,
                 priority=body.priority or 0,
-                pooling=PoolingParams(per_token=per_token, second=row.second),
+                pooling=replace(params, second=row.second),
             )
             for row in rows
         ),
@@ -166,14 +120,15 @@ async def rows_of(
     Raises InvalidRequest and PromptTooLong.
     """
     max_tokens, drops = cut_of(server, body)
+    check_filled(inputs, param)
     texts = [before + given for given in inputs if isinstance(given, str)]
     check_chars(server, texts, param, is_cut=max_tokens is not None)
     framed: list[Row] = []
     if texts:
-        framer = framer_of(server, param)
+        framer, is_framed = framer_of(server, param), body.add_special_tokens is not False
         framed = await server.encoder.off_loop_if(
             sum(map(len, texts)) > OFF_LOOP_CHARS,
-            lambda: framer.rows(texts, max_tokens=max_tokens, drops=drops),
+            lambda: framer.rows(texts, max_tokens=max_tokens, drops=drops, is_framed=is_framed),
         )
     in_turn = iter(framed)
     rows = []
@@ -184,6 +139,14 @@ async def rows_of(
         check_vocabulary(given[: server.plan.max_sequence_tokens], vocab_size(server), param)
         rows.append(Row(given if max_tokens is None else cut(given, max_tokens, drops)))
     return check_rows(server, rows, param, max_tokens)
+
+
+def check_filled(inputs: Sequence[PromptInput], param: str) -> None:
+    """Raise InvalidRequest for an empty text: what is around it would be embedded instead."""
+    for index, given in enumerate(inputs):
+        if given == "":
+            name = param if len(inputs) == 1 else f"{param}[{index}]"
+            raise InvalidRequest(f"{name} is an empty text; send texts with content.", param)
 
 
 def framer_of(server: ServerState, param: str) -> Framer:
@@ -234,7 +197,7 @@ def check_chars(server: ServerState, texts: Sequence[str], param: str, *, is_cut
 def _too_long(limit: int, found: str, param: str) -> str:
     return (
         f"This model's maximum context length is {limit} tokens. However, an entry of {param} has "
-        f"{found}. Please reduce its length, or send truncate_prompt_tokens: -1."
+        f"{found}. Please reduce its length, or ask for truncation by truncate_prompt_tokens."
     )
 
 
@@ -265,7 +228,7 @@ def cut_of(server: ServerState, body: PoolingBaseBody) -> tuple[int | None, Side
 
 
 async def chat_rows(
-    server: ServerState, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
+    server: ServerState, body: ConversationBody, messages: Sequence[ChatMessage], *, param: str
 ) -> list[Row]:
     """Return the row of a conversation, rendered by the model's template."""
     max_tokens, drops = cut_of(server, body)
@@ -274,22 +237,26 @@ async def chat_rows(
     check_chars(server, [text], param, is_cut=max_tokens is not None)
 
     def work() -> list[int]:
-        written = server.tokenizer.render_chat(given, add_generation_prompt=False)
-        ids = server.tokenizer.encode(written, add_special_tokens=False)
+        written = server.tokenizer.render_chat(
+            given,
+            add_generation_prompt=bool(body.add_generation_prompt),
+            continue_final_message=bool(body.continue_final_message),
+            template_kwargs=body.chat_template_kwargs or {},
+        )
+        special = bool(body.add_special_tokens)
+        ids = server.tokenizer.encode(written, add_special_tokens=special)
         return ids if max_tokens is None else cut(ids, max_tokens, drops)
 
     ids = await server.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, work)
     return check_rows(server, [Row(ids)], param)
 
 
-def encoded(vector: FloatArray, encoding: str | None) -> Any:
-    """Return a vector for JSON: a list of numbers, or little-endian float32 in base64."""
-    if encoding == "base64":
-        return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode()
-    return vector.tolist()
-
-
 def usage_of(rows: Sequence[Row]) -> dict[str, int]:
     """Return the usage: the number of tokens of all rows."""
     num_tokens = sum(len(row.token_ids) for row in rows)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def activation_of(facts: PoolingFacts, body: PoolingBaseBody) -> str:
+    """Return the activation of a body's scores."""
+    return "none" if body.use_activation is False else facts.activation

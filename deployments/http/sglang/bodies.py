@@ -189,6 +189,12 @@ class GenerateBody(Body):
         return self.input_ids, "input_ids"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the caller gave to the request or its prompts."""
+        given = self.rid if isinstance(self.rid, list) else [self.rid]
+        return tuple(name for name in given if name is not None)
+
+    @property
     def num_prompts(self) -> int:
         """The number of prompts."""
         return len(self.given[0].prompts)

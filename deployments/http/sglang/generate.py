@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
@@ -159,9 +159,9 @@ async def prepare_generate(
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     started = time.monotonic()
+    context = replace(context, claims=body.names)
     own = await server.model(body.model)
-    given, param = body.given
-    options = body.options
+    (given, param), options = body.given, body.options
     _check_n(options)
     samplings = [_sampling(server, body, one) for one in options]
     is_delta = server.config.api.stream_text == "delta"

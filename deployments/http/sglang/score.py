@@ -42,6 +42,11 @@ def _check_query(value: Any) -> PromptInput:
     raise fault("must be a text or a list of token ids")
 
 
+def _check_items(value: Any) -> list[PromptInput]:
+    """Return the items; without any, there is nothing to score."""
+    return [] if value == [] else check_prompt(value)
+
+
 class ScoreBody(Body):
     """Body of /v1/score."""
 
@@ -50,7 +55,7 @@ class ScoreBody(Body):
     ]
     items: Annotated[
         list[PromptInput],
-        PlainValidator(check_prompt),
+        PlainValidator(_check_items),
         WithJsonSchema({"type": ["string", "array"]}),
     ]
     label_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_LABELS)]
@@ -103,7 +108,11 @@ class ScoreJob(Job):
             "created": self.context.created,
             "model": self.model,
             "scores": [_scores(row, softmax=bool(self.body.apply_softmax)) for row in rows],
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "usage": {
+                "prompt_tokens": num_tokens,
+                "completion_tokens": 0,
+                "total_tokens": num_tokens,
+            },
         }
 
     async def _forced(self, missing: Sequence[tuple[int, int]]) -> list[float]:

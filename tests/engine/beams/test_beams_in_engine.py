@@ -138,7 +138,7 @@ def test_a_prompt_of_a_search_can_be_preempted() -> None:
     harness.step(2)
     root = harness.engine._open["low"][0]
     assert root.row is not None
-    harness.engine._scheduler._preempt(root, PlanBuilder(4))
+    harness.engine._scheduler.preempt(root, PlanBuilder(4))
     harness.engine.check_integrity()
     harness.run()
 

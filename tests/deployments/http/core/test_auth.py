@@ -50,14 +50,8 @@ async def test_every_route_that_is_not_open_asks_for_a_key(method: str, path: st
 
 
 def test_nothing_is_open_but_health_and_metrics() -> None:
-    assert set(OPEN_PATHS) == {
-        "/health",
-        "/healthz",
-        "/ready",
-        "/health_generate",
-        "/metrics",
-        "/ping",
-    }
+    probes = {"/health", "/healthz", "/ready", "/liveness", "/readiness", "/health_generate"}
+    assert set(OPEN_PATHS) == probes | {"/metrics", "/ping"}
 
 
 async def test_a_path_that_does_not_exist_asks_too() -> None:

@@ -58,4 +58,4 @@ async def test_texts_are_joined_and_told_in_usage() -> None:
     asked = ["".join(map(chr, request.prompt_ids)) for request in server.client.requests]
     assert asked == ["abc", "abde"]
     assert answer["scores"] == [[math.exp(-0.5), math.exp(-1.5)]] * 2
-    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
