@@ -105,6 +105,33 @@ class ServeConfig(Section):
         """Whether each API key has a prefix cache of its own."""
         return self.needs_key and not self.api.share_prefix_cache
 
+    @property
+    def live_weights_keys(self) -> tuple[str, ...]:
+        """The set keys by which weights or memory change while requests are served."""
+        model = self.model
+        keys = (
+            ("model.weight_roots", bool(model.weight_roots)),
+            ("model.weight_loaders", bool(model.weight_loaders)),
+            ("model.weight_upload_limit", model.weight_upload_limit is not None),
+            ("engine.sleep_mode", self.engine.sleep_mode),
+        )
+        return tuple(key for key, is_set in keys if is_set)
+
+    def _conflicts_of_live_weights(self) -> Iterator[tuple[str, str]]:
+        has_adapters = self.lora.dynamic or bool(self.lora.adapters)
+        for is_excluded, why in (
+            (has_adapters, "excludes adapters, which fit one set of weights"),
+            (self.engine.compile, "excludes engine.compile"),
+            (self.debug.tensor_dump_dir is not None, "excludes debug.tensor_dump_dir"),
+        ):
+            for key in self.live_weights_keys if is_excluded else ():
+                section, _, name = key.partition(".")
+                yield section, f"{name} {why}"
+        if self.engine.sleep_mode and self.model.delete_after_load:
+            yield "engine", "sleep_mode excludes model.delete_after_load: waking reads the files"
+        if self.model.weight_upload_limit is not None and self.parallel.num_nodes > 1:
+            yield "model", "weight_upload_limit needs parallel.num_nodes 1"
+
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         model, engine, parallel = self.model, self.engine, self.parallel
         is_scaled, dumps = self.autoscaling.is_on, self.debug.tensor_dump_dir is not None
@@ -119,19 +146,7 @@ class ServeConfig(Section):
             yield "model", "delete_after_load needs one replica on one node"
         if model.delete_after_load and self.lora.dynamic:
             yield "model", "delete_after_load excludes lora.dynamic"
-        for key in ("weight_roots", "weight_loaders"):
-            for is_excluded, why in (
-                (is_replicated, "needs one replica, without autoscaling"),
-                (parallel.num_ranks > 1, "needs tp_size and pp_size 1"),
-                (
-                    self.lora.dynamic or bool(self.lora.adapters),
-                    "excludes adapters, which fit one set of weights",
-                ),
-                (engine.compile, "excludes engine.compile"),
-                (dumps, "excludes debug.tensor_dump_dir"),
-            ):
-                if getattr(model, key) and is_excluded:
-                    yield "model", f"{key} {why}"
+        yield from self._conflicts_of_live_weights()
         by_torch = engine.device == "cpu" and engine.cpu_kernels == "torch"
         if dumps and not (by_torch and parallel.num_ranks == 1):
             needed = "engine.device cpu, engine.cpu_kernels torch, and one rank"

@@ -9,6 +9,8 @@ The engine steps in a separate thread. Python callers use methods of the deploym
     handle.embed.remote(body)                                response of /v1/embeddings; likewise
                                                              rerank, score, classify
     handle.load_adapter.remote(name, path)                   load an adapter on all replicas
+    handle.update_weights.remote(path)                       serve other weights on all replicas;
+                                                             likewise save_weights, sleep, wake_up
 
 The constructor imports torch and the model, so that importing this module stays fast.
 """
@@ -30,6 +32,7 @@ from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
 from remora.configs.banner import banner
+from remora.configs.errors import InvalidRequest
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.manager_handle import HandledManager
@@ -58,9 +61,11 @@ from remora.deployments.http.endpoints import (
 from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
-from remora.deployments.http.generation.weight_update import WeightUpdate
+from remora.deployments.http.generation.weight_update import TAGS, Update, Weights
 from remora.deployments.http.responses.archive import Archive
 from remora.deployments.live_update import LiveSettings
+from remora.deployments.live_weights.replica import WeightsState
+from remora.deployments.live_weights.setup import ReplicaFleet
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
 from remora.deployments.observing.telemetry import Telemetry
@@ -113,8 +118,14 @@ class LLMServer:
             )
             self._exit.callback(own.close)
             self._dynamic_adapters, client, adapters = own, own.client, own.served
+        self._fleet = ReplicaFleet.configured(
+            config, launched, self._engine.others, self._engine.replica_id
+        )
+        if self._fleet is not None:
+            self._exit.callback(self._fleet.close)
+        weights = None if self._fleet is None else self._fleet.weights
         self._served = ServerState.over(
-            _served_engine(config, launched, client, adapters, grammars)
+            _served_engine(config, launched, client, adapters, grammars, weights)
         )
         # Rejects an invalid configuration before the server is ready.
         self._served.part(Archive, Archive.configured)
@@ -129,6 +140,8 @@ class LLMServer:
             grammars.start()
         if self._dynamic_adapters is not None:
             await self._dynamic_adapters.begin()
+        if self._fleet is not None:
+            await self._fleet.weights.catch_up()
         self._served.part(Startup, Startup.unknown).seconds = time.monotonic() - started
         self._live_settings = LiveSettings(args, self._served, access)
         self._exit.callback(launched.built.inspection.close)
@@ -267,6 +280,31 @@ class LLMServer:
         """Return the state of each adapter on each replica, and of the replicas."""
         return await self._served.adapters.describe()
 
+    async def update_weights(
+        self, path: str, load_format: str | None = None, *, version: str | None = None
+    ) -> None:
+        """Load and serve other weights on all replicas; see /update_weights_from_disk."""
+        update = Update(path=path, load_format=load_format, version=version)
+        await self._served.weights.update(update)
+
+    async def save_weights(self, path: str) -> int:
+        """Write the weights to a new folder below model.weight_roots; return their bytes."""
+        return await self._served.weights.save(path)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Abort requests and release memory on all replicas; level 2 discards the weights."""
+        await self._served.weights.sleep(frozenset(TAGS), "abort", forgets=level == 2)
+
+    async def wake_up(self) -> None:
+        """Take the memory again on all replicas."""
+        await self._served.weights.wake(frozenset(TAGS))
+
+    async def change_weights(self, operation: str, *args: Any) -> WeightsState:
+        """Do this replica's part in a change of weights; called by another replica."""
+        if self._fleet is None:
+            raise InvalidRequest("The weights of this replica stay as they are.")
+        return await self._fleet.replica.call(operation, *args)
+
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
         whole = dict(body) if endpoint.kind == "pooling" else {**body, "stream": False}
         job, _ = await endpoint.job(
@@ -305,10 +343,9 @@ def _served_engine(
     client: EngineClient,
     adapters: Adapters,
     grammars: GrammarService,
+    weights: Weights | None,
 ) -> ServedEngine:
-    built, exchange = launched.built, None
-    if built.new_weights is not None:
-        exchange = WeightUpdate(built.new_weights.prepare, launched.client.exchange)
+    built = launched.built
     return ServedEngine(
         client=client,
         tokenizer=built.tokenizer,
@@ -317,7 +354,7 @@ def _served_engine(
         grammars=grammars,
         generation_defaults=built.generation_defaults,
         adapters=adapters,
-        exchange=exchange,
+        weights=weights,
         pooling=getattr(built, "pooling", None),
         inspection=built.inspection,
         facts=built.facts,

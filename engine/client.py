@@ -104,6 +104,7 @@ class LocalEngineClient:
         self._num_open = Counter[str]()  # sequences by tenant, each with a queue of its own
         self._ahead = threading.Semaphore(MAX_STEPS_AHEAD)
         self._is_draining = False
+        self._refusal: str | None = None
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._asyncio = asyncio.get_running_loop()
@@ -250,6 +251,15 @@ class LocalEngineClient:
             self._questions.discard(done)
         return answers[0]
 
+    @property
+    def num_open(self) -> int:
+        """The number of open requests."""
+        return len(self._streams)
+
+    def refuse(self, reason: str | None) -> None:
+        """Refuse later requests with Unavailable for a reason; None = admit them."""
+        self._refusal = reason
+
     def limit_queue(self, plan: EnginePlan) -> None:
         """Apply this plan's queue limits to later requests."""
         self._plan = plan
@@ -319,6 +329,8 @@ class LocalEngineClient:
         self.check_health()
         if self._is_draining:
             raise Unavailable("The server is shutting down and takes no new requests.")
+        if self._refusal is not None:
+            raise Unavailable(self._refusal)
         self._engine.check(request)
         if self._tokenizer is None and (request.sampling.stop or request.sampling.stop_regex):
             message = "This server has no tokenizer (model.skip_tokenizer): stop at token ids."

@@ -28,6 +28,8 @@ from remora.configs.sections.pooling import Task
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.fallback.model import FallbackModel
+from remora.engine.live.build import live_weights
+from remora.engine.live.rank import RankWeights
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.kv_scales import with_kv_scales
@@ -65,7 +67,6 @@ from remora.engine.weights.packed_cache import FOLDER as PACKED
 from remora.engine.weights.packed_cache import PackedCache
 from remora.engine.weights.rename_tensors import RenamingRules
 from remora.engine.weights.resolve_model import resolve_model
-from remora.engine.weights.update import NewWeights
 from remora.kernels.gpu.arch import converts_e4m3
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class BuiltEngine:
     followers:            the other ranks
     adapters:             this rank's adapter pool; None = no slots
     inspection:           watchers of the engine
-    new_weights:          replaces the engine's weights; None = not allowed
+    live:                 changes rank 0's weights and memory; None = not allowed
     renewal:              replaces the other ranks; None = there are none, or they cannot change
     """
 
@@ -100,7 +101,7 @@ class BuiltEngine:
     followers: Followers
     adapters: AdapterPool | None
     inspection: Inspection
-    new_weights: NewWeights | None = None
+    live: RankWeights | None = None
     renewal: Renewal | None = None
 
 
@@ -179,8 +180,8 @@ def build_engine(
         followers=followers,
         adapters=pool,
         inspection=inspect(engine, config),
-        new_weights=_new_weights(config, plan, model, table, runner),
-        renewal=Renewal.of(others, layout, facts, machine, built.forward, runner, engine),
+        live=live_weights(config, plan, table, runner, packed),
+        renewal=Renewal.of(others, layout, facts, machine, runner, engine),
     )
 
 
@@ -268,24 +269,6 @@ def build_follower(
     built = build_forward(model, plan, table, _kernels(), group)
     torch.set_num_threads(built.torch_threads)
     return Follower(built.forward, table, channel, group, pool, shared_tokens=built.shared_tokens)
-
-
-def _new_weights(
-    config: ServeConfig,
-    plan: EnginePlan,
-    model: DecoderModel | FallbackModel,
-    table: InputBatch,
-    runner: LocalRunner,
-) -> NewWeights | None:
-    keys = config.model
-    if not keys.weight_roots and not keys.weight_loaders:
-        return None
-    assert isinstance(model, DecoderModel), "plans refuse others"
-
-    def free_bytes() -> int:
-        return read_machine(config).available_bytes
-
-    return NewWeights(config, plan, model.config, table, runner, free_bytes=free_bytes)
 
 
 def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig) -> None:

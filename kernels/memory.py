@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,39 @@ def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
     if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+
+def forget(tensor: Tensor) -> None:
+    """Give a CPU tensor's memory back to the system; its address stays, and it reads as zeros.
+
+    Bytes of pages that other memory shares are zeroed instead.
+    """
+    tensor.zero_() if tensor.nbytes < 2 * mmap.PAGESIZE else _forget_pages(tensor)
+
+
+def _forget_pages(tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError("only contiguous memory can be given back")
+    flat = tensor.reshape(-1).view(torch.uint8)
+    first = -flat.data_ptr() % mmap.PAGESIZE
+    num_bytes = (len(flat) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    flat[:first].zero_()
+    flat[first + num_bytes :].zero_()
+    address = ctypes.c_void_p(flat.data_ptr() + first)
+    if _libc().madvise(address, ctypes.c_size_t(num_bytes), mmap.MADV_DONTNEED) != 0:
+        flat.zero_()
+
+
+def trim() -> None:
+    """Give the memory that the C library has freed and kept back to the system, on glibc."""
+    libc = _libc()
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 class Arena:

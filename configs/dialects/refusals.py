@@ -97,7 +97,9 @@ REFUSALS: Mapping[str, Rule] = {
     "quant.modelopt_save_path": _MODELOPT,
     "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,
-    "memory.": not_yet("releasing memory while serving"),
+    "memory.weights_cpu_backup": NoEffect(
+        "waking reads the weights from their files again (engine.sleep_mode)"
+    ),
     "sparse_attention.": _SPARSE,
     "attention.nsa_decode_backend": _SPARSE,
     "attention.nsa_prefill_backend": _SPARSE,

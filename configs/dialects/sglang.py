@@ -242,6 +242,10 @@ RULES: Mapping[str, Rule] = {
         key="model.weight_loaders",
         how="functions that yield (name, tensor) pairs; see /update_weights_from_disk",
     ),
+    "--enable-memory-saver": Sets(
+        key="engine.sleep_mode",
+        how="also /sleep and /wake_up; on a CPU without adapters, draft models and draft heads",
+    ),
     "--weight-version": Sets(key="model.weight_version"),
     "--random-seed": Sets(key="engine.random_seed"),
     "--watchdog-timeout": Sets(key="engine.step_timeout_s", how="Ray Serve replaces the replica"),

@@ -193,13 +193,11 @@ def _limited(plan: EnginePlan, max_position: int, **fields: Any) -> EnginePlan:
 
 def _check(config: ServeConfig) -> None:
     """Raise ConfigError for what does not work together with a draft model or head."""
-    for key in ("weight_roots", "weight_loaders"):
-        if getattr(config.model, key):
-            raise ConfigError(
-                f"model.{key} does not work together with speculation.method "
-                f"{config.speculation.method}, which would go on drafting for the old weights: "
-                "leave one of them out"
-            )
+    for key in config.live_weights_keys:
+        raise ConfigError(
+            f"{key} does not work together with speculation.method {config.speculation.method}, "
+            "which would keep its weights and memory: leave one of them out"
+        )
 
 
 def check_target(config: ServeConfig, model: ModelFacts) -> None:

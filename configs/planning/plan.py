@@ -390,7 +390,7 @@ def _adapter_bytes(
 
 def _check_device(config: ServeConfig, device: str) -> None:
     _check_ranks(config, device)
-    _check_new_weights(config, device)
+    _check_live_weights(config, device)
 
 
 def _check_ranks(config: ServeConfig, device: str) -> None:
@@ -417,14 +417,12 @@ def _check_ranks(config: ServeConfig, device: str) -> None:
             )
 
 
-def _check_new_weights(config: ServeConfig, device: str) -> None:
-    for key in ("weight_roots", "weight_loaders"):
-        if device != "cpu" and getattr(config.model, key):
-            raise ConfigError(
-                f"model.{key}: needs a CPU, and the device is {device}, where the KV cache takes "
-                "the memory for a second copy of the weights; leave it out, or set engine.device "
-                "to cpu"
-            )
+def _check_live_weights(config: ServeConfig, device: str) -> None:
+    for key in config.live_weights_keys if device != "cpu" else ():
+        raise ConfigError(
+            f"{key}: needs a CPU, and the device is {device}, where the KV cache takes the memory "
+            "for a second copy of the weights; leave it out, or set engine.device to cpu"
+        )
 
 
 def pick_device(config: ServeConfig, machine: MachineFacts) -> str:

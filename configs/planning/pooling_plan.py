@@ -105,8 +105,7 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
         (bool(config.lora.adapters) or config.lora.dynamic, "lora", "leave it out"),
         (config.speculation.method != "none", "speculation.method", "leave it out"),
         (config.model.impl == "transformers", "model.impl transformers", "set it to auto"),
-        (bool(config.model.weight_roots), "model.weight_roots", "leave it out"),
-        (bool(config.model.weight_loaders), "model.weight_loaders", "leave it out"),
+        *((True, key, "leave it out") for key in config.live_weights_keys),
         (config.debug.tensor_dump_dir is not None, "debug.tensor_dump_dir", "leave it out"),
     ):
         if is_set:

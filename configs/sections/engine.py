@@ -62,6 +62,11 @@ class EngineSection(Section):
     module:attribute on the replica's Python path. Default: none. Code that clients send is never
     run."""
 
+    sleep_mode: bool = False
+    """Whether requests may release the memory of weights and KV cache (/sleep and /wake_up,
+    /release_memory_occupation and /resume_memory_occupation). Same requirements as
+    model.weight_roots, except for the memory."""
+
     random_seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = 0
     """Base of the seeds for requests without a seed."""
 

@@ -110,17 +110,21 @@ class ModelSection(Section):
 
     weight_roots: list[Name] = Field(default_factory=list, max_length=64)
     """Directories from which /update_weights_from_disk may load new weights of the same model while
-    it serves. A restarted replica loads `path` again. Needs a CPU, one replica of one rank, no
-    adapters, and memory for two copies. Default: none; the route is off."""
+    it serves, and below which /save_weights may write them; all nodes see the same files. Needs a
+    CPU, no adapters, and memory for two copies. Default: none; the routes are off."""
 
     weight_loaders: list[Name] = Field(default_factory=list, max_length=64)
     """Functions that /update_weights_from_disk may use (`load_format`): module:function on the
     replica's Python path. Each takes the request's `model_path` and yields (checkpoint name,
     tensor) pairs for all tensors of the model. Same requirements as weight_roots."""
 
+    weight_upload_limit: Bytes | None = None
+    """Largest update by /update_weights_from_tensor, in bytes or as 2GiB. The tensors stay in
+    updates/ of the cache directory until later ones replace them. Same requirements as
+    weight_roots, and one node. Default: the route is off."""
+
     weight_version: Name = "default"
-    """Label of the weights, returned as `weight_version` by /model_info until an update changes
-    it."""
+    """Label of the weights, returned as `weight_version` until an update changes it."""
 
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     """Entries that replace those of config.json, as JSON."""

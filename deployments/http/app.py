@@ -68,7 +68,6 @@ from remora.deployments.http.generation.bodies import (
 )
 from remora.deployments.http.generation.routes import Route, generation_routes
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.weight_update import UpdateBody
 from remora.deployments.http.integration.cors import cors_middlewares
 from remora.deployments.http.integration.load_report import LoadReport
 from remora.deployments.http.integration.short_paths import ShortPaths
@@ -93,6 +92,7 @@ from remora.deployments.http.shared_paths import (
 from remora.deployments.http.vllm.scoring import GenerativeScoringBody
 from remora.deployments.http.vllm.tokenizer import vllm_routes
 from remora.deployments.http.vllm.tokens import GenerateTokensBody
+from remora.deployments.http.weights.routes import WEIGHT_BODIES, weight_routes
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -136,6 +136,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     vllm_routes,
     batch_routes,
     lora_routes,
+    weight_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,
@@ -145,7 +146,6 @@ BODIES: Mapping[str, type[Body]] = {
     INVOCATIONS: ChatBody,
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
-    "/update_weights_from_disk": UpdateBody,
     **PAUSE_BODIES,
     **GENERATE_BODIES,
     **{route.path: route.body for route in OLLAMA_ROUTES},
@@ -153,6 +153,7 @@ BODIES: Mapping[str, type[Body]] = {
     **PARSE_BODIES,
     **LLAMA_BODIES,
     **LORA_BODIES,
+    **WEIGHT_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses/input_tokens": PromptBody,
     "/v1/batches": BatchBody,

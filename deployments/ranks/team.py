@@ -347,6 +347,18 @@ class RayTeam:
         gone = [worker.actor.discard_adapter.remote(lora_id) for worker in self.workers]
         await asyncio.gather(*gone, return_exceptions=True)
 
+    def change_weights(self, operation: str, *args: Any) -> list[Awaitable[None]]:
+        """Call a method of each rank's `RankWeights`; an answer raises that rank's error."""
+        return [
+            self._changed(worker, worker.actor.change_weights.remote(operation, *args))
+            for worker in self.workers
+        ]
+
+    @staticmethod
+    async def _changed(worker: Worker, answer: Awaitable[None]) -> None:
+        with _errors_of(worker, ConfigError):
+            await answer
+
     def kill(self) -> None:
         """Kill the ranks, stopped ones too, without waiting. No rank is replaced afterwards."""
         self.start = None

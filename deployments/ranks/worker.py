@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.environment import cache_dir
-from remora.configs.errors import ConfigError
+from remora.configs.errors import ConfigError, EngineError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan
@@ -27,6 +27,7 @@ from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
+    from remora.engine.live.rank import RankWeights
     from remora.engine.parallel.follower import Follower
     from remora.engine.parallel.rendezvous import Meeting
     from remora.engine.protocols import AdapterFacts, AdapterPool
@@ -65,6 +66,7 @@ class EngineWorker:
         self._path: Path | None = None
         self._pool: AdapterPool | None = None
         self._follower: Follower | None = None
+        self._weights: RankWeights | None = None
         self._thread: threading.Thread | None = None
         self._stays = threading.Event()  # although it has lost rank 0
         self._changing = asyncio.Lock()
@@ -100,7 +102,7 @@ class EngineWorker:
                 self._follower.close()
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join)
-            self._thread = self._follower = self._pool = None
+            self._thread = self._follower = self._pool = self._weights = None
 
     async def ping(self) -> RankStats | None:
         """Return this rank's counters, None until it follows or if metrics.per_rank is off."""
@@ -136,6 +138,12 @@ class EngineWorker:
         if self._pool is not None:
             self._pool.discard(lora_id)
 
+    async def change_weights(self, operation: str, *args: Any) -> None:
+        """Call a method of this rank's `RankWeights` in a thread. Raises its error."""
+        if self._weights is None:
+            raise EngineError("The weights of this rank cannot change.")
+        await asyncio.to_thread(getattr(self._weights, operation), *args)
+
     def _find(self) -> RankFacts:
         import ray
 
@@ -163,6 +171,7 @@ class EngineWorker:
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
         """Load and follow; runs in the rank's thread until the process ends."""
         from remora.engine.launch import build_follower
+        from remora.engine.live.build import live_weights
         from remora.lora.setup import configured
 
         assert self._path is not None
@@ -170,11 +179,13 @@ class EngineWorker:
             here = replace(plan, model_path=self._path)
             adapting = configured(self._config.lora)
             follower = build_follower(here, self._rank, meeting, adapting=adapting)
+            weights = live_weights(self._config, here, follower.table, follower)
         except BaseException as error:  # a boundary: `load` raises it
             loaded.set_exception(error)
             return
         self._pool = follower.adapters
         self._follower = follower
+        self._weights = weights
         loaded.set_result(None)
         try:
             follower.run()

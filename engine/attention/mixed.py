@@ -23,7 +23,7 @@ class MixedAttention:
     """
 
     def __init__(self, skipped: Sequence[bool], make: Callable[[bool], AttentionBackend]) -> None:
-        self._backends = backends = {kind: make(kind) for kind in (False, True)}
+        self.backends = backends = {kind: make(kind) for kind in (False, True)}
         self._places = [
             (backends[is_skipped], sum(other == is_skipped for other in skipped[:layer]))
             for layer, is_skipped in enumerate(skipped)
@@ -38,5 +38,5 @@ class MixedAttention:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages in all layers."""
-        for backend in self._backends.values():
+        for backend in self.backends.values():
             copy_pages(backend, sources, targets)

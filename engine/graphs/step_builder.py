@@ -208,6 +208,7 @@ class StepProgramBuilder:
             head=weights.pack(head),
             embedding=model.embedding.weight,
             pages=[cache.data for cache in self._caches if not cache.is_windowed],
+            window_pages=[cache.data for cache in self._caches if cache.is_windowed],
             captures=[starts[layer] for layer in self._shape.captures],
             residual_scale=config.block.residual_scale,
         )

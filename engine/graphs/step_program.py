@@ -38,6 +38,7 @@ class StepProgram:
         head: tuple[Piece, ...],
         embedding: Tensor,
         pages: Sequence[Tensor] = (),
+        window_pages: Sequence[Tensor] = (),
         captures: Sequence[int] = (),
         residual_scale: float = 1.0,
     ) -> None:
@@ -50,6 +51,7 @@ class StepProgram:
         head:        packed weight of the head
         embedding:   [vocab_size, hidden_size] table of inputs, for the stream as it is stored
         pages:       [num_layers, num_pages, bytes of a page] KV memory of layers that share pages
+        window_pages:  the same of layers with a window and a pool of their own
         captures:    indices of the operations before which the stream is captured
         residual_scale:  that the stream is divided by
         """
@@ -61,6 +63,7 @@ class StepProgram:
         self.weight_bytes = weight_bytes
         self.head, self.embedding = head, embedding
         self._pages = tuple(pages)
+        self._window_pages = tuple(window_pages)
         self._captures = sorted({*captures})
         self._order = [self._captures.index(each) for each in captures]
         self.residual_scale = residual_scale
@@ -111,6 +114,10 @@ class StepProgram:
         if norm.is_centered:
             return F.layer_norm(stream, shape, norm.weight, norm.bias, norm.epsilon)
         return F.rms_norm(stream, shape, norm.weight, norm.epsilon)
+
+    def page_memory(self) -> list[Tensor]:
+        """Return the memory of K and V."""
+        return [*self._pages, *self._window_pages]
 
     def close(self) -> None:
         """End the threads."""

@@ -5,6 +5,7 @@ Knows nothing of scheduling, sampling or placement.
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -16,6 +17,7 @@ from remora.engine.parallel.shared_tokens import SharedTokens
 from remora.engine.parallel.wire import Failed, JoinGroup, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
 from remora.engine.runner.inputs import InputBatch
+from remora.engine.sampling.token_sampler import TokenSampler
 
 
 class Follower:
@@ -41,16 +43,37 @@ class Follower:
         self.num_steps = 0
         self.step_time_s = 0.0
         self._forward = forward
-        self._table = table
+        self.table = table
         self._channel = channel
         self._group = group
         self._shared_tokens = shared_tokens
+        self._between_steps = threading.Lock()
+
+    @property
+    def forward_pass(self) -> ForwardPass:
+        """The forward pass in use."""
+        return self._forward
+
+    @property
+    def group(self) -> Group:
+        """The group of this rank."""
+        return self._group
+
+    def exchange(self, forward: ForwardPass, token_sampler: TokenSampler) -> None:
+        """Replace the forward pass after the message in progress, from any thread.
+
+        token_sampler:  not used, because rank 0 samples
+        """
+        with self._between_steps:
+            self._forward.close()
+            self._forward = forward
 
     def run(self) -> None:
         """Handle rank 0's messages until it is gone. Reports an error to rank 0 and raises it."""
         try:
             while (message := self._channel.receive()) is not None:
-                self._handle(message)
+                with self._between_steps:
+                    self._handle(message)
         except Exception as error:
             reason = str(error) or type(error).__name__
             self._channel.fail(Failed(reason, second_hand=isinstance(error, EngineError)))
@@ -78,18 +101,18 @@ class Follower:
                 raise ValueError(f"unexpected message from rank 0: {message}")
 
     def _step(self, step: Step) -> None:
-        self._table.add_runs(step.rows, step.token_ids)  # several of a row, if steps overlap
+        self.table.add_runs(step.rows, step.token_ids)  # several of a row, if steps overlap
         if self.adapters is not None:
             for load in step.plan.loads:
                 self.adapters.install(load.slot, load.lora_id)
         for init in step.plan.added:
-            self._table.start(init)
+            self.table.start(init)
         if step.plan.moves is not None:
-            self._table.move(step.plan.moves)
+            self.table.move(step.plan.moves)
         if len(step.plan.page_rows):
             plan = step.plan
-            self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
-        self._forward.forward(self._table.inputs(step.plan))
+            self.table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
+        self._forward.forward(self.table.inputs(step.plan))
         sampled = step.plan.rows[step.plan.samples]
         if self._shared_tokens is not None and len(sampled):
             self._shared_tokens.receive(len(sampled))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention.page_copies import copy_step_pages
+from remora.engine.attention.page_memory import page_memory
 from remora.engine.kv.pages import pages_needed
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.micro_batches import split_inputs
@@ -88,6 +89,10 @@ class EagerForward:
     def rejoin(self, group: Group) -> None:
         """Use another group of the same layout from now on; the memory for KV stays."""
         self._group = group
+
+    def page_memory(self) -> list[Tensor]:
+        """Return the memory of K and V."""
+        return list(page_memory(self._attention))
 
     def close(self) -> None:
         """Do nothing: no thread runs, and the group has its own owner."""

@@ -115,6 +115,16 @@ class LocalRunner:
         with self._step_errors():
             return self._finish(self._steps.popleft())
 
+    @property
+    def forward_pass(self) -> ForwardPass:
+        """The forward pass in use."""
+        return self._forward
+
+    @property
+    def group(self) -> Group:
+        """The group of this rank."""
+        return self._group
+
     def exchange(self, forward: ForwardPass, token_sampler: TokenSampler) -> None:
         """Replace the forward pass and close the old one. Only while there are no rows."""
         self._forward.close()

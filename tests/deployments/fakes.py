@@ -28,7 +28,7 @@ from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
-from remora.deployments.http.generation.weight_update import WeightUpdate
+from remora.deployments.http.generation.weight_update import Weights
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
 from remora.engine.observe.inspection import Inspection
@@ -319,7 +319,7 @@ class FakeServer(ServedEngine):
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
     inspection: Inspection = field(default_factory=Inspection)
-    exchange: WeightUpdate | None = None
+    weights: Weights | None = None
     pooling: Any = None
 
     adapters: Adapters = field(init=False)

@@ -17,7 +17,6 @@ from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.weight_update import UpdateBody
 
 
 def information_routes(server: ServerState) -> APIRouter:
@@ -112,11 +111,6 @@ def control_routes(server: ServerState) -> APIRouter:
     @router.post("/flush_cache", dependencies=ADMIN)
     async def flush_cache() -> Response:
         return JSONAnswer(await ops.flush_cache(server))
-
-    @router.post("/update_weights_from_disk", dependencies=ADMIN)
-    async def update_weights(request: Request) -> Response:
-        body = parse(UpdateBody, await read_body(server, request))
-        return JSONAnswer(await server.weights.update(body, server.client))
 
     @router.get("/step_records", dependencies=ADMIN)
     async def step_records() -> Response:

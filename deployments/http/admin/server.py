@@ -19,6 +19,7 @@ from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.generation.weight_update import described
 from remora.engine.spec.counts import DraftCounts
 from remora.engine.types import PoolingParams, Request, SamplingParams
 
@@ -104,8 +105,7 @@ def server_info(server: ServerState) -> dict[str, Any]:
         "pp_size": plan.pp_size,
         "nnodes": server.config.parallel.num_nodes,
         "speculation": _speculation(server),
-        "weight_version": server.weights.version,
-        "weight_updates": server.weights.num_updates,
+        **described(server.weights),
         "config": server.config.model_dump(mode="json", exclude=_UNSHOWN),
         "user_config_refused": server.settings.refused,
         "internal_states": [

@@ -19,7 +19,7 @@ from remora.deployments.http.core.tenants import Tenants
 from remora.deployments.http.generation.encoding import Encoder
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
-from remora.deployments.http.generation.weight_update import Weights, WeightUpdate
+from remora.deployments.http.generation.weight_update import FixedWeights, Weights
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.parsers.replies import ReplyFormats
@@ -58,7 +58,7 @@ class ServedEngine:
     """A running engine and what is served with it, as a replica creates them.
 
     generation_defaults:  the model's generation_config
-    exchange:             replaces weights; None = weights cannot be replaced
+    weights:              None = weights and memory stay as they are
     pooling:              facts of a pooling model; None = the model generates text
     inspection:           profiling and inspection of the engine; None = not available
     facts:                shape of the checkpoint's model; None = it has not been read
@@ -71,7 +71,7 @@ class ServedEngine:
     grammars: GrammarMaker
     generation_defaults: Mapping[str, Any]
     adapters: Adapters
-    exchange: WeightUpdate | None = None
+    weights: Weights | None = None
     pooling: PoolingFacts | None = None
     inspection: Inspection | None = None
     facts: ModelFacts | None = None
@@ -158,7 +158,7 @@ class ServerState:
             metrics=metrics,
             calls=calls,
             inspection=server.inspection,
-            weights=Weights(server.config.model.weight_version, server.exchange),
+            weights=server.weights or FixedWeights(server.config.model.weight_version),
             tasks=TaskPrompts.configured(api, server.tokenizer),
             created=int(time.time()),
             pooling=_pooling_side(server),

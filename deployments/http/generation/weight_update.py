@@ -1,93 +1,113 @@
-"""/update_weights_from_disk: replaces the weights while the server runs, with SGLang's fields."""
+"""The served weights as request handlers see them, and what an operator may do with them."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NoReturn, Protocol
 
-from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.http.core.fields import Body, PathText
-from remora.engine.protocols import EngineClient
+from remora.configs.errors import InvalidRequest
 
-log = logging.getLogger(__name__)
-
-Install = Callable[[], None]
+Mode = Literal["idle", "abort", "wait"]
+TAGS = ("weights", "kv_cache", "cuda_graph")
 
 
-@dataclass(frozen=True, slots=True)
-class WeightUpdate:
-    """The functions that replace weights.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """An order to serve other weights.
 
-    prepare:  loads a source in a format; returns a function that installs it. Raises ConfigError.
-    run:      calls that function in the engine, between two requests
+    path:         what they are loaded from, below a root or by a loader; None = an upload
+    load_format:  of `path`, or the name of a loader
+    upload:       name of a complete upload of tensors
+    version:      new label of the weights; None = it stays
+    aborts:       whether open requests are aborted instead of waited for
     """
 
-    prepare: Callable[[str, str | None], Install]
-    run: Callable[[Install], Awaitable[None]]
+    path: str | None = None
+    load_format: str | None = None
+    upload: str | None = None
+    version: str | None = None
+    aborts: bool = False
 
 
-class UpdateBody(Body):
-    """Body of /update_weights_from_disk."""
+class Weights(Protocol):
+    """The weights of all replicas."""
 
-    model_path: PathText
-    load_format: PathText | None = None
-    abort_all_requests: bool | None = None
-    weight_version: PathText | None = None
+    @property
+    def version(self) -> str:
+        """Return the label of the weights."""
+
+    @property
+    def num_updates(self) -> int:
+        """Return the number of updates since the start."""
+
+    @property
+    def released(self) -> Collection[str]:
+        """Return the tags of memory that is released."""
+
+    async def update(self, update: Update) -> None:
+        """Load weights on all replicas, then serve them. InvalidRequest: the old ones stay."""
+
+    async def add_part(self, upload: str, offset: int, part: bytes) -> None:
+        """Append bytes of a safetensors file to an upload."""
+
+    async def relabel(self, version: str) -> None:
+        """Change the label of the weights only."""
+
+    async def sleep(self, tags: frozenset[str], mode: Mode, *, forgets: bool) -> None:
+        """Release memory; requests are refused until it is taken again."""
+
+    async def wake(self, tags: frozenset[str]) -> None:
+        """Take released memory again."""
+
+    async def save(self, path: str) -> int:
+        """Write the weights to a new folder; return their bytes."""
 
 
-class Weights:
-    """The served weights.
+class FixedWeights:
+    """Weights that stay as they were loaded."""
 
-    version:      label of the weights
-    num_updates:  updates since the start
-    """
+    num_updates = 0
+    released: Collection[str] = ()
 
-    def __init__(self, version: str, exchange: WeightUpdate | None) -> None:
-        """Start with `version`; `exchange` None = weights cannot be replaced."""
+    def __init__(self, version: str) -> None:
         self.version = version
-        self.num_updates = 0
-        self._exchange = exchange
-        self._updating: asyncio.Task[dict[str, Any]] | None = None
 
-    async def update(self, body: UpdateBody, client: EngineClient) -> dict[str, Any]:
-        """Load and serve other weights. InvalidRequest leaves the weights unchanged."""
-        if self._exchange is None:
-            raise InvalidRequest(
-                "Weight updates are off; set model.weight_roots or model.weight_loaders.",
-                code="not_enabled",
-            )
-        if self._updating is not None and not self._updating.done():
-            raise InvalidRequest("Another weight update is running.", code="update_running")
-        # The update continues when the caller disconnects: it must not stop halfway.
-        self._updating = asyncio.create_task(self._update(self._exchange, body, client))
-        self._updating.add_done_callback(_log_failure)
-        return await asyncio.shield(self._updating)
+    async def update(self, update: Update) -> None:
+        """Raise InvalidRequest."""
+        self._refuse("model.weight_roots, model.weight_loaders or model.weight_upload_limit")
 
-    async def _update(
-        self, exchange: WeightUpdate, body: UpdateBody, client: EngineClient
-    ) -> dict[str, Any]:
-        try:
-            install = await asyncio.to_thread(exchange.prepare, body.model_path, body.load_format)
-        except ConfigError as error:
-            raise InvalidRequest(f"The weights stay as they are: {error}", "model_path") from None
-        exchanging = asyncio.ensure_future(exchange.run(install))
-        if body.abort_all_requests:
-            await asyncio.sleep(0)  # later requests wait for the new weights
-            await client.abort(None)
-        await exchanging
-        self.num_updates += 1
-        self.version = body.weight_version or self.version
-        return {
-            "success": True,
-            "message": "The new weights are served.",
-            "weight_version": self.version,
-        }
+    async def add_part(self, upload: str, offset: int, part: bytes) -> None:
+        """Raise InvalidRequest."""
+        self._refuse("model.weight_upload_limit")
+
+    async def relabel(self, version: str) -> None:
+        """Raise InvalidRequest."""
+        self._refuse("model.weight_roots, model.weight_loaders or model.weight_upload_limit")
+
+    async def sleep(self, tags: frozenset[str], mode: Mode, *, forgets: bool) -> None:
+        """Raise InvalidRequest."""
+        self._refuse("engine.sleep_mode")
+
+    async def wake(self, tags: frozenset[str]) -> None:
+        """Raise InvalidRequest."""
+        self._refuse("engine.sleep_mode")
+
+    async def save(self, path: str) -> int:
+        """Raise InvalidRequest."""
+        self._refuse("model.weight_roots")
+
+    @staticmethod
+    def _refuse(keys: str) -> NoReturn:
+        raise InvalidRequest(
+            f"This server's weights and memory stay as they are; set {keys}.", code="not_enabled"
+        )
 
 
-def _log_failure(update: asyncio.Task[dict[str, Any]]) -> None:
-    """Log the error of a failed update, since its caller may have disconnected."""
-    if not update.cancelled() and (error := update.exception()) is not None:
-        log.warning("weight update: failed: %s", error)
+def described(weights: Weights) -> dict[str, Any]:
+    """Return the entries of /server_info about weights."""
+    return {
+        "weight_version": weights.version,
+        "weight_updates": weights.num_updates,
+        "released_memory": sorted(weights.released),
+    }

@@ -23,6 +23,7 @@ from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector, RankStats
 from remora.deployments.ranks.team import RayTeam
+from remora.deployments.ranks.weights import TeamWeights
 from remora.deployments.ranks.worker import RankFacts
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.connect import listen
@@ -332,3 +333,13 @@ async def test_the_watching_of_ranks_ends_at_any_moment(
             actors[0].pinged, actors[1].pinged = Future(), Future()
             actors[0].pinged.set_exception(ActorDiedError())
             await cancelled(team.watch(lambda _error: None, 5.0), moment)
+
+
+async def test_weights_change_at_all_ranks_and_the_first_error_is_raised(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    await TeamWeights(team).call("discard", "new")
+    actors[1].facts_or_error = make_task_error(ConfigError("no such file"))
+
+    with pytest.raises(ConfigError, match="no such file"):
+        await TeamWeights(team).call("install", "new")

@@ -7,27 +7,31 @@ import os
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from remora.configs.errors import ConfigError
+from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
 from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks import worker as worker_module
 from remora.deployments.ranks.worker import EngineWorker
 from remora.engine.launch import read_machine
+from remora.engine.live.asleep import AsleepForward
+from remora.engine.live.rank import WEIGHTS
 from remora.engine.models.facts import read_model_facts
+from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.rendezvous import Host
 from tests.conftest import TinyCheckpoints
 
 
-def make_config(path: Path) -> ServeConfig:
+def make_config(path: Path, **engine: Any) -> ServeConfig:
     return parse_args(
         {
             "model": {"path": str(path), "dtype": "float32"},
-            "engine": {"kv_tokens": 256, "num_threads": 1},
+            "engine": {"kv_tokens": 256, "num_threads": 1, **engine},
             "parallel": {"tp_size": 2},
         }
     )
@@ -86,14 +90,15 @@ async def test_a_rank_answers_while_it_follows_and_ends_after_rank_0(
     assert codes == [1]
 
 
+@pytest.mark.parametrize("sleep_mode", [False, True])
 async def test_a_rank_that_leaves_joins_the_next_group(
-    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+    sleep_mode: bool, tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
     monkeypatch.setattr(worker_module, "ORPHAN_S", 0.0)
     monkeypatch.setattr("os._exit", codes.append)
     path = tiny_checkpoints("llama")
-    config = make_config(path)
+    config = make_config(path, sleep_mode=sleep_mode)
     worker = EngineWorker(config, 1)
     worker._path = path
     await worker.leave()  # nothing
@@ -104,6 +109,13 @@ async def test_a_rank_that_leaves_joins_the_next_group(
             followers, group = await asyncio.to_thread(host.gather, Layout(tp_size=2), "cpu")
         async with asyncio.timeout(20):
             await loading
+            if sleep_mode:
+                await worker.change_weights("release", frozenset({WEIGHTS}), False)
+                assert isinstance(worker._follower, Follower)
+                assert isinstance(worker._follower.forward_pass, AsleepForward)
+            else:
+                with pytest.raises(EngineError, match="cannot change"):
+                    await worker.change_weights("discard", "new")
             await worker.leave()
         assert worker._follower is None
         assert not any(t.name == "remora-rank1" for t in threading.enumerate())

@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
-from remora.configs.errors import ConfigError
+from remora.configs.errors import ConfigError, InvalidRequest
 from remora.deployments.adapters import manager as manager_module
-from remora.deployments.http.generation.weight_update import WeightUpdate
+from remora.deployments.http.generation.weight_update import FixedWeights, Update
+from remora.engine.live.allowed import AllowedSources
 from tests.deployments.adapters.test_manager import make_manager
 from tests.deployments.adapters.test_routes import FakeAdapters
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
@@ -78,18 +79,19 @@ VALUES = (
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(manager_module, "log_through_serve", lambda: None)
 
-    def prepare(source: str, load_format: str | None) -> Any:
-        (Path(source).resolve(), Path(load_format or "").resolve())
-        raise ConfigError("below none of model.weight_roots")
-
-    async def run(install: Any) -> None:
-        raise AssertionError
+    class Weights(FixedWeights):
+        async def update(self, update: Update) -> None:
+            allowed = AllowedSources([str(tmp_path)], [])
+            try:
+                allowed.source(update.path or "", update.load_format)
+            except ConfigError as error:
+                raise InvalidRequest(str(error)) from None
 
     config = make_server_config(
         api={"batch_dir": str(tmp_path / "batches"), "response_store": f"file:{tmp_path / 'r'}"},
         lora={"dynamic": True, "roots": [str(tmp_path)]},
     )
-    server = FakeServer(config=config, exchange=WeightUpdate(prepare, run))
+    server = FakeServer(config=config, weights=Weights("default"))
     manager = await make_manager(tmp_path, repo=str(tmp_path))
     server.adapters = FakeAdapters(manager)  # type: ignore[assignment]
     yield server

@@ -53,7 +53,12 @@ REFUSED = {
     "/v1/classify",
     "/pooling",
     "/encode",
-    "/update_weights_from_disk",
+    "/update_weights_from_disk",  # the server's weights stay, and so does its memory
+    "/update_weights_from_tensor",
+    "/update_weight_version",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/save_weights",
 }
 
 

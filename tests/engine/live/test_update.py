@@ -5,33 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.engine.client import LocalEngineClient
-from remora.engine.launch import BuiltEngine, build_engine
-from remora.engine.types import FinishReason, Request, SamplingParams
 from tests.conftest import TinyCheckpoints
+from tests.engine.live.running import LOADER, PROMPTS, Answers, Running, build, write_negated
 from tests.engine.weights.test_damages import NORM, Damage, retensor
-
-Answers = list[tuple[int, ...]]
-LOADER = f"{__name__}:negated"
-PROMPTS = [list(range(3 + number, 40 + 7 * number)) for number in range(4)]
-
-
-def negated(source: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a folder, those of down_proj negated."""
-    if source == "nowhere":
-        raise OSError("there is nothing")
-    for name, tensor in load_file(Path(source) / "model.safetensors").items():
-        yield name, -tensor if "down_proj" in name else tensor
 
 
 @pytest.fixture(scope="module")
@@ -41,68 +26,27 @@ def old(tiny_checkpoints: TinyCheckpoints) -> Path:
 
 @pytest.fixture(scope="module")
 def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("new")
-    shutil.copytree(old, folder, dirs_exist_ok=True)
-    save_file(dict(negated(str(old))), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def build(path: Path, new: Path, **engine: Any) -> BuiltEngine:
-    model = {
-        "path": str(path),
-        "dtype": "float32",
-        "weight_roots": [str(new.parent)],
-        "weight_loaders": [LOADER],
-    }
-    keys = {"device": "cpu", "kv_tokens": 2048, "num_threads": 1, "max_running_requests": 3}
-    return build_engine(parse_args({"model": model, "engine": keys | engine}), show_progress=False)
-
-
-class Running:
-    """An engine that runs, and what gives it other weights."""
-
-    def __init__(self, built: BuiltEngine) -> None:
-        assert built.new_weights is not None
-        self.new_weights = built.new_weights
-        self.client = LocalEngineClient(built.engine, None)
-        self._number = 0
-
-    async def answer(self, prompt: list[int], max_tokens: int = 12) -> tuple[int, ...]:
-        self._number += 1
-        request = Request(
-            request_id=str(self._number),
-            prompt_ids=prompt,
-            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
-        )
-        ids: list[int] = []
-        async for output in self.client.generate(request):
-            ids += output.token_ids
-            if output.finish_reason is FinishReason.ABORT:
-                ids.append(-1)
-        return tuple(ids)
-
-    async def update(self, source: Path | str, load_format: str | None = None) -> None:
-        install = await asyncio.to_thread(self.new_weights.prepare, str(source), load_format)
-        await self.client.exchange(install)
+    return write_negated(old, tmp_path_factory.mktemp("new"))
 
 
 @pytest.fixture(params=["auto", "torch"])
-async def running(request: Any, old: Path, new: Path) -> AsyncIterator[Running]:
-    running = Running(build(old, new, cpu_kernels=request.param))
+async def running(request: Any, old: Path, new: Path, tmp_path: Path) -> AsyncIterator[Running]:
+    built = build(old, roots=new.parent, engine={"cpu_kernels": request.param})
+    running = Running(built, tmp_path, roots=new.parent)
     yield running
-    running.client.close()
+    running.close()
 
 
 @pytest.fixture(scope="module")
-def wanted(old: Path, new: Path) -> dict[str, Answers]:
+def wanted(old: Path, new: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answers]:
     """What each set of weights answers to each prompt, in an engine that never had others."""
 
     async def answers(path: Path) -> Answers:
-        running = Running(build(path, new))
+        running = Running(build(path), tmp_path_factory.mktemp("updates"))
         try:
-            return [await running.answer(prompt) for prompt in PROMPTS]
+            return await running.answers()
         finally:
-            running.client.close()
+            running.close()
 
     return {"old": asyncio.run(answers(old)), "new": asyncio.run(answers(new))}
 
@@ -112,11 +56,11 @@ async def test_other_weights_answer_from_then_on_and_the_prefix_cache_forgets(
     running: Running, new: Path, wanted: dict[str, Answers]
 ) -> None:
     assert wanted["old"] != wanted["new"]
-    assert [await running.answer(prompt) for prompt in PROMPTS] == wanted["old"]
+    assert await running.answers() == wanted["old"]
 
     await running.update(new)
 
-    assert [await running.answer(prompt) for prompt in PROMPTS] == wanted["new"]
+    assert await running.answers() == wanted["new"]
 
 
 @pytest.mark.observes("model.weight_loaders")
@@ -125,7 +69,7 @@ async def test_a_function_that_the_operator_names_may_give_them(
 ) -> None:
     await running.update(old, LOADER)
 
-    assert [await running.answer(prompt) for prompt in PROMPTS] == wanted["new"]
+    assert await running.answers() == wanted["new"]
 
 
 async def test_no_answer_is_of_both(
@@ -151,7 +95,7 @@ async def test_no_answer_is_of_both(
         for number in range(60):
             tasks.create_task(ask(number))
         await changing
-    assert [await running.answer(prompt) for prompt in PROMPTS] == wanted["old"]
+    assert await running.answers() == wanted["old"]
     assert "old" in seen
 
 
@@ -161,8 +105,9 @@ async def test_requests_that_come_amid_an_exchange_wait_for_it(
     long = asyncio.create_task(running.answer(PROMPTS[0], 200))
     while running.client.stats().num_running == 0:
         await asyncio.sleep(0.001)
-    install = running.new_weights.prepare(str(new), None)
-    exchanging = asyncio.create_task(running.client.exchange(install))
+    await running.live.prepare("new", running.allowed.source(str(new), None))
+    exchanging = asyncio.create_task(running.live.install("new"))
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     waiting = asyncio.create_task(running.answer(PROMPTS[1]))
     gone = asyncio.create_task(running.answer(PROMPTS[2]))
@@ -225,7 +170,7 @@ async def test_what_may_not_be_read_is_refused(
 
 
 async def test_without_memory_for_two_copies_it_is_refused(running: Running, new: Path) -> None:
-    running.new_weights._free_bytes = lambda: 1000
+    running.rank._free_bytes = lambda: 1000
 
     with pytest.raises(ConfigError, match="restart the server with them"):
         await running.update(new)
@@ -234,14 +179,23 @@ async def test_without_memory_for_two_copies_it_is_refused(running: Running, new
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"parallel": {"num_replicas": 2}}, "one replica"),
-        ({"autoscaling": {"max_replicas": 2}}, "one replica"),
-        ({"parallel": {"tp_size": 2}}, "tp_size and pp_size"),
         ({"lora": {"dynamic": True}}, "excludes adapters"),
         ({"engine": {"compile": True}}, "engine\\.compile"),
     ],
 )
-@pytest.mark.parametrize("key", ["weight_roots", "weight_loaders"])
-def test_where_it_cannot_be_right_it_is_refused(key: str, sections: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("model", "weight_roots", ["a"]),
+        ("model", "weight_loaders", ["a:b"]),
+        ("model", "weight_upload_limit", 1000),
+        ("engine", "sleep_mode", True),
+    ],
+)
+def test_where_it_cannot_be_right_it_is_refused(
+    section: str, key: str, value: Any, sections: Any, reason: str
+) -> None:
+    given = {"model": {"path": "x"}, **{name: dict(keys) for name, keys in sections.items()}}
+    given.setdefault(section, {})[key] = value
     with pytest.raises(ConfigError, match=f"{key}.*{reason}"):
-        parse_args({"model": {"path": "x", key: ["a:b"]}, **sections})
+        parse_args(given)
