@@ -62,7 +62,7 @@ from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.generation.weight_update import TAGS, Update, Weights
-from remora.deployments.http.responses.archive import Archive
+from remora.deployments.http.storage.storage import storage_of
 from remora.deployments.live_update import LiveSettings
 from remora.deployments.live_weights.replica import WeightsState
 from remora.deployments.live_weights.setup import ReplicaFleet
@@ -128,7 +128,7 @@ class LLMServer:
             _served_engine(config, launched, client, adapters, grammars, weights)
         )
         # Rejects an invalid configuration before the server is ready.
-        self._served.part(Archive, Archive.configured)
+        storage_of(self._served)
         if config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self._served.plan.served_model_name)
             self._served.metrics.registry.register(ranks)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.beams.moves import BeamMoves
+from remora.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
 from remora.engine.sampling.params import MAX_N as MAX_N
 from remora.engine.sampling.params import MAX_SEED as MAX_SEED
 from remora.engine.sampling.params import MAX_STOP_CHARS as MAX_STOP_CHARS
@@ -296,6 +297,8 @@ class LogprobRows:
     ranks:         [num] 1 = the most likely
     top_ids:       [num, k] most likely first
     top_logprobs:  [num, k]
+    asked_ids:     [num, m] the request's `logprob_token_ids`; [0, 0] = none
+    asked_logprobs:  [num, m]
     """
 
     token_ids: TokenArray
@@ -303,6 +306,15 @@ class LogprobRows:
     ranks: IntArray
     top_ids: TokenArray
     top_logprobs: FloatArray
+    asked_ids: TokenArray = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    asked_logprobs: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+    def part(self, here: slice) -> LogprobRows:
+        """Return some of the lines."""
+        return LogprobRows(**{name: getattr(self, name)[here] for name in LOGPROB_FIELDS})
+
+
+LOGPROB_FIELDS = tuple(each.name for each in fields(LogprobRows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,12 +435,13 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token, and of the most likely alternatives."""
+    """Log-probability of one token, of the most likely alternatives, and of tokens asked for."""
 
     token_id: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+    asked: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

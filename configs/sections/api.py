@@ -83,6 +83,28 @@ class ApiSection(Section):
     """Which generation APIs are served: chat = conversations only; completion = raw prompts only
     (/v1/completions, /generate and similar, /api/generate). The others answer HTTP 400."""
 
+    chunk_per_token: bool = False
+    """Whether streams of /v1/chat/completions and /v1/completions have one chunk for each output
+    token, also where a token adds no text and where a step gives several; for clients that count
+    chunks. Costs CPU time. Needs stream_interval_tokens 1."""
+
+    stream_usage: Literal["on_request", "final", "continuous"] = "on_request"
+    """Usage in streams of /v1/chat/completions and /v1/completions: on_request = as
+    stream_options say; final = always in a last chunk; continuous = in each chunk, too."""
+
+    tokens_as_ids: bool = False
+    """Whether log-probabilities of /v1/chat/completions and /v1/completions name tokens as
+    `token_id:N` unless a request says otherwise (`return_tokens_as_token_ids`)."""
+
+    null_fields: bool = False
+    """Whether optional fields of /v1/chat/completions and /v1/completions are null instead of
+    absent, and the last delta of a streamed chat has an empty `content`; for clients that read
+    these without a check."""
+
+    any_model_name: bool = False
+    """Whether requests may name a model that is not served; the base model answers. Behind a
+    gateway of several models, a name must still select one of them."""
+
     prompt_truncation: Literal["none", "head", "center", "tail"] = "none"
     """Which tokens are dropped from a prompt that leaves no room for the output: head = the first,
     center = those in the middle, tail = the last; none = the request is refused."""
@@ -135,5 +157,7 @@ class ApiSection(Section):
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         if self.wait_when_busy and self.max_concurrent_requests is None:
             yield "wait_when_busy", "needs max_concurrent_requests"
+        if self.chunk_per_token and self.stream_interval_tokens > 1:
+            yield "chunk_per_token", "needs stream_interval_tokens 1"
         if self.task_prompts and self.task_prompts_file is not None:
             yield "task_prompts_file", "task_prompts is set too; remove one of the two"

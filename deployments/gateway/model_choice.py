@@ -14,12 +14,14 @@ from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.deployments.http.core.wire_formats import EVENT_STREAM, Dialect
 
 _CARDS = "/v1/models/"
+_CHATS = "/v1/chat/completions"  # without a body: stored ones
 # Every model answers these alike, and these requests name none.
 _SHARED_PATHS = (
     "/docs",
     "/redoc",
     "/openapi.json",
     "/v1/responses/",
+    _CHATS,
     "/api/version",
     "/version",
 )

@@ -42,6 +42,7 @@ from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialec
 from remora.deployments.http.endpoints import (
     ANY_RERANK,
     CHAT,
+    CHAT_BATCH,
     CLASSIFY,
     COHERE_CHAT,
     COHERE_EMBED,
@@ -61,6 +62,7 @@ from remora.deployments.http.endpoints import (
     V2_RERANK,
 )
 from remora.deployments.http.generation.bodies import (
+    ChatBatchBody,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -75,6 +77,7 @@ from remora.deployments.http.invocations import INVOCATIONS, invocation_routes
 from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
+from remora.deployments.http.openai.stored_chats import MetadataBody, stored_chat_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody, answer_vectors
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
@@ -97,6 +100,7 @@ from remora.deployments.http.weights.routes import WEIGHT_BODIES, weight_routes
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
+    Route("/v1/chat/completions/batch", CHAT_BATCH, ChatBatchBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
     Route("/v1/responses", RESPONSES, ResponsesBody, answer=answer_response),
     Route("/v1/responses/compact", COMPACT, CompactBody),
@@ -126,6 +130,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     control_routes,
     pause_routes,
     autoscaling_routes,
+    stored_chat_routes,
     responses_routes,
     anthropic_routes,
     generate_routes,
@@ -154,6 +159,7 @@ BODIES: Mapping[str, type[Body]] = {
     **LLAMA_BODIES,
     **LORA_BODIES,
     **WEIGHT_BODIES,
+    "/v1/chat/completions/{chat_id}": MetadataBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses/input_tokens": PromptBody,
     "/v1/batches": BatchBody,
@@ -206,12 +212,20 @@ def build_http_app(
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        error = InvalidRequest("A parameter of the URL is malformed.")
+        error = _url_fault(error)
     if isinstance(error, HTTPException) and error.status_code == 405:
         error = HTTPException(405, error.detail, {"allow": ", ".join(_methods(request))})
     log_error(error, request.state.request_id)
     refused(request.scope, error)
     return error_answer(error, request.state.dialect, request.state.request_id)
+
+
+def _url_fault(error: RequestValidationError) -> InvalidRequest:
+    """Return the refusal of a malformed parameter of the URL, which names it."""
+    fault = error.errors()[0]
+    name = str(fault["loc"][-1])[:64]
+    text = fault["msg"][:1].lower() + fault["msg"][1:200]
+    return InvalidRequest(f"The URL's parameter {name}: {text}.", name)
 
 
 def _methods(request: Request) -> list[str]:

@@ -16,12 +16,17 @@ from remora.deployments.http.cohere.chat_bodies import CohereChatBody
 from remora.deployments.http.cohere.embed import CohereEmbedBody, CohereEmbedder
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.wire_formats import SGLANG, TGI
-from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
+from remora.deployments.http.generation.bodies import (
+    ChatBatchBody,
+    ChatBody,
+    CompletionBody,
+)
 from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.routes import ollama_generation
 from remora.deployments.http.openai.chat import prepare_chat_job
+from remora.deployments.http.openai.chat_batch import prepare_chat_batch
 from remora.deployments.http.openai.completions import prepare_completion_job
 from remora.deployments.http.pooling.classify import (
     EncodeBody,
@@ -98,6 +103,7 @@ async def prepare_any_score(
 
 
 CHAT = Endpoint(partial(parse, ChatBody), prepare_chat_job)
+CHAT_BATCH = Endpoint(partial(parse, ChatBatchBody), prepare_chat_batch)
 COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion_job, kind="completion")
 GENERATE = Endpoint(parse_generate, prepare_generate, kind="completion")
 RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)

@@ -19,8 +19,16 @@ from remora.engine.sampling.token_sampler import (
     SampledLogprobs,
     SampledTokens,
     SamplingKernels,
+    asked_logprobs,
 )
-from remora.engine.types import NO_TOKEN_LEFT, NOT_FINITE, LogprobRows, RowFault, TokenArray
+from remora.engine.types import (
+    LOGPROB_FIELDS,
+    NO_TOKEN_LEFT,
+    NOT_FINITE,
+    LogprobRows,
+    RowFault,
+    TokenArray,
+)
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_device
 
@@ -87,12 +95,21 @@ class DeviceTokenSampler:
 
     @torch.inference_mode()
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
+        self,
+        raw: Tensor,
+        lines: TokenArray,
+        chosen: SampledTokens,
+        num_top: int,
+        asked: tuple[int, ...] = (),
     ) -> SampledLogprobs:
         """Launch the kernels; see `TokenSampler`."""
         (index,) = self._lines.upload([lines.astype(np.int64)])
         token_ids = chosen.token_ids.index_select(0, index)
-        made = token_logprobs_on_device(raw, token_ids, num_top)
+        made = [*token_logprobs_on_device(raw, token_ids, num_top)]
+        if asked:
+            ids = torch.tensor(asked, device=raw.device)
+            found = asked_logprobs(raw, token_ids, made[0], ids)
+            made += [ids.expand(len(raw), -1).contiguous(), found]
         return _DeviceLogprobs(self._readback.start([token_ids, *made]))
 
 
@@ -114,5 +131,4 @@ class _DeviceLogprobs:
     fetch: Fetch
 
     def take(self) -> LogprobRows:
-        names = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
-        return LogprobRows(**dict(zip(names, self.fetch(), strict=True)))
+        return LogprobRows(**dict(zip(LOGPROB_FIELDS, self.fetch(), strict=False)))

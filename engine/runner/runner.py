@@ -297,16 +297,21 @@ class LocalRunner:
             count = min(int(plan.num_tokens[place]), init.num_prompt_tokens - 1 - start)
             if count > 0:
                 targets = init.token_ids[start + 1 : start + 1 + count]
-                scored[row] = self._score(int(inputs.starts[place]), targets, init.prompt_logprobs)
+                asked = init.prompt_logprobs, init.sampling.logprob_token_ids
+                scored[row] = self._score(int(inputs.starts[place]), targets, *asked)
         return scored
 
     def _score(
-        self, first: int, targets: np.ndarray[tuple[int], np.dtype[np.int64]], top: int
+        self,
+        first: int,
+        targets: np.ndarray[tuple[int], np.dtype[np.int64]],
+        top: int,
+        asked: tuple[int, ...],
     ) -> LogprobRows:
         parts = []
         for at in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             part = targets[at : at + PROMPT_LOGPROB_ROWS]
             self._followers.logits(first + at, first + at + len(part))
             logits = self._forward.logits(first + at, first + at + len(part))
-            parts.append(describe(logits, part, top, self._sampler.token_sampler.kernels))
+            parts.append(describe(logits, part, top, self._sampler.token_sampler.kernels, asked))
         return concat_logprobs(parts)

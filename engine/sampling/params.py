@@ -49,6 +49,8 @@ class SamplingParams:
     hidden_states:    whether to return the final hidden states of all tokens but the last; disables
                       prefix reuse for the request, whose n is 1
     prompt_logprobs:  as `logprobs`, for each prompt token; disables prefix reuse for the request
+    logprob_token_ids:  tokens whose log-probabilities are returned as well, wherever `logprobs` and
+                      `prompt_logprobs` are, whether likely or not
     max_drafts:       most drafts of speculative decoding in a step, 0 = none; None = the engine's
     beams:            beam search, which draws no tokens; the n best outputs arrive at the end
 
@@ -83,6 +85,7 @@ class SamplingParams:
     custom_params: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     hidden_states: bool = False
     max_drafts: int | None = None
     beams: BeamParams | None = None
@@ -95,6 +98,7 @@ class SamplingParams:
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
                 "min_tokens",
             )
+        self._check_logprob_ids()
         if self.hidden_states:
             self._check_hidden()
         if self.beams is not None:
@@ -113,6 +117,15 @@ class SamplingParams:
                 f"bad_words takes up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_TOKENS} "
                 "tokens.",
                 "bad_words",
+            )
+
+    def _check_logprob_ids(self) -> None:
+        ids, name = self.logprob_token_ids, "logprob_token_ids"
+        if ids and self.logprobs is None and self.prompt_logprobs is None:
+            raise InvalidSampling(f"{name} needs logprobs, which is not set.", name)
+        if len(ids) > MAX_LOGPROBS:
+            raise InvalidSampling(
+                f"{name} has {len(ids)} ids; at most {MAX_LOGPROBS} are allowed.", name
             )
 
     def _check_hidden(self) -> None:
@@ -137,6 +150,7 @@ class SamplingParams:
             ("infill", (False,)),
             ("stop", ((),)),
             ("stop_regex", ((),)),
+            ("logprob_token_ids", ((),)),
             ("hidden_states", (False,)),
             ("custom_logit_processor", (None,)),
         ):

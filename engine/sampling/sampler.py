@@ -51,6 +51,7 @@ from remora.kernels import sampling as torch_kernels
 from remora.kernels.memory import to_device
 
 SeedArray = npt.NDArray[np.uint64]
+_Asked = tuple[int, tuple[int, ...]]  # number of likely tokens, ids of further ones
 
 # Below this, float32 may overflow while the outcome no longer changes.
 MIN_TEMPERATURE = 1e-5
@@ -117,6 +118,7 @@ def check_token_ids(request: Request, vocab_size: int) -> None:
         ("bad_words", [token_id for run in sampling.bad_words_ids for token_id in run]),
         ("allowed_token_ids", sampling.allowed_token_ids),
         ("first_token_ids", sampling.first_token_ids),
+        ("logprob_token_ids", sampling.logprob_token_ids),
         ("thinking", () if reasoning is None else reasoning.end_ids),
     ):
         foreign = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
@@ -159,7 +161,7 @@ class Sampler:
         self._processors = processors
         self._processed: dict[int, RowProcessor] = {}
         self._filters: dict[int, RowFilter] = {}
-        self._num_logprobs: dict[int, int] = {}
+        self._logprobs: dict[int, _Asked] = {}
         self._spellings = spellings or Spellings(0, lambda _: b"")
         self._beams: dict[int, tuple[int, int | None]] = {}  # row -> candidates, log-probabilities
         self._masks = RowMasks(
@@ -194,13 +196,13 @@ class Sampler:
             num_stops = len({*self._eos_token_ids, *sampling.stop_token_ids})
             self._beams[row] = sampling.beams.num_candidates(num_stops), sampling.logprobs
         elif sampling.logprobs is not None:
-            self._num_logprobs[row] = sampling.logprobs
+            self._logprobs[row] = sampling.logprobs, sampling.logprob_token_ids
         self._masks.add_row(init)
         self._is_plain[row] = not (
             row in self._edits
             or row in self._processed
             or row in self._filters
-            or row in self._num_logprobs
+            or row in self._logprobs
             or row in self._beams
             or self._masks.holds(row)
         )
@@ -220,7 +222,7 @@ class Sampler:
         self._edits.pop(row, None)
         self._processed.pop(row, None)
         self._filters.pop(row, None)
-        self._num_logprobs.pop(row, None)
+        self._logprobs.pop(row, None)
         self._beams.pop(row, None)
         self._masks.drop_row(row)
 
@@ -241,7 +243,7 @@ class Sampler:
         self._edits.clear()
         self._processed.clear()
         self._filters.clear()
-        self._num_logprobs.clear()
+        self._logprobs.clear()
         self._beams.clear()
         self._prepared = (None, None)
         self._masks.drop_rows()
@@ -317,8 +319,8 @@ class Sampler:
             rows=rows,
             sampled=chosen,
             logprobs=tuple(
-                (lines, self.token_sampler.describe(copied, lines, chosen, num_top))
-                for num_top, (lines, copied) in raw.items()
+                (lines, self.token_sampler.describe(copied, lines, chosen, *asked))
+                for asked, (lines, copied) in raw.items()
             ),
             failed=failed,
             drafts=drafts,
@@ -411,16 +413,18 @@ class Sampler:
             min_p=self._min_p[rows],
         )
 
-    def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
-        """Copy the logits whose log-probabilities are requested, by number of top tokens."""
-        wanted: dict[int, list[int]] = {}
-        if self._num_logprobs:
+    def _raw_logits(
+        self, logits: Tensor, rows: IntArray
+    ) -> dict[_Asked, tuple[TokenArray, Tensor]]:
+        """Copy the logits whose log-probabilities are requested, by what is asked of them."""
+        wanted: dict[_Asked, list[int]] = {}
+        if self._logprobs:
             for line, row in enumerate(rows.tolist()):
-                if row in self._num_logprobs:
-                    wanted.setdefault(self._num_logprobs[row], []).append(line)
+                if row in self._logprobs:
+                    wanted.setdefault(self._logprobs[row], []).append(line)
         return {
-            num_top: (np.array(lines), logits[to_device(np.array(lines), logits.device)])
-            for num_top, lines in wanted.items()
+            asked: (np.array(lines), logits[to_device(np.array(lines), logits.device)])
+            for asked, lines in wanted.items()
         }
 
     def _note_tokens(self, rows: IntArray, token_ids: TokenArray, gone: Collection[int]) -> None:
@@ -446,14 +450,7 @@ def _by_row(pending: PendingSample, kept: BoolArray | None) -> dict[int, Logprob
                 row = int(pending.rows[line])
                 spans[row] = spans.get(row, (place, 0))[0], place + 1
         for row, (first, last) in spans.items():
-            here = slice(first, last)
-            described[row] = LogprobRows(
-                token_ids=together.token_ids[here],
-                logprobs=together.logprobs[here],
-                ranks=together.ranks[here],
-                top_ids=together.top_ids[here],
-                top_logprobs=together.top_logprobs[here],
-            )
+            described[row] = together.part(slice(first, last))
     return described
 
 

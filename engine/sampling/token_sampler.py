@@ -9,7 +9,7 @@ Legend: R lines, n lines with log-probabilities, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -118,11 +118,17 @@ class TokenSampler(Protocol):
         """
 
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
+        self,
+        raw: Tensor,
+        lines: TokenArray,
+        chosen: SampledTokens,
+        num_top: int,
+        asked: tuple[int, ...] = (),
     ) -> SampledLogprobs:
         """Return log-probabilities of the tokens chosen in lines [n], and of the likeliest.
 
-        raw:  [n, V] unedited logits of these lines, which must not change before `take`
+        raw:    [n, V] unedited logits of these lines, which must not change before `take`
+        asked:  ids of further tokens
         """
 
 
@@ -147,10 +153,15 @@ class HostTokenSampler:
         return torch.from_numpy(token_ids.clip(0, logits.shape[1] - 1))
 
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
+        self,
+        raw: Tensor,
+        lines: TokenArray,
+        chosen: SampledTokens,
+        num_top: int,
+        asked: tuple[int, ...] = (),
     ) -> SampledLogprobs:
         """Compute when taken; see `TokenSampler`."""
-        return _HostLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels)
+        return _HostLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels, asked)
 
     def _chosen(self, logits: Tensor, draws: Draws | None) -> tuple[TokenArray, BoolArray]:
         """Return one id per line [R], and which are good [R]."""
@@ -167,13 +178,40 @@ class HostTokenSampler:
 
 
 def describe(
-    logits: Tensor, token_ids: TokenArray, num_top: int, kernels: SamplingKernels
+    logits: Tensor,
+    token_ids: TokenArray,
+    num_top: int,
+    kernels: SamplingKernels,
+    asked: tuple[int, ...] = (),
 ) -> LogprobRows:
-    """Return the log-probabilities of tokens [n] from their raw logits [n, V]."""
+    """Return the log-probabilities of tokens [n] from their raw logits [n, V].
+
+    asked:  ids of further tokens
+    """
     chosen, ranks, top_ids, top = kernels.token_logprobs(logits, token_ids, num_top)
-    return LogprobRows(
+    rows = LogprobRows(
         token_ids=token_ids, logprobs=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top
     )
+    if not asked:
+        return rows
+    own = torch.from_numpy(token_ids).to(logits.device)
+    base = torch.from_numpy(chosen).to(logits.device)
+    found = asked_logprobs(logits, own, base, torch.tensor(asked, device=logits.device))
+    return replace(
+        rows,
+        asked_ids=np.tile(np.array(asked, np.int64), (len(token_ids), 1)),
+        asked_logprobs=found.cpu().numpy(),
+    )
+
+
+def asked_logprobs(logits: Tensor, token_ids: Tensor, known: Tensor, asked: Tensor) -> Tensor:
+    """Return the log-probabilities [n, m] of ids [m] in lines of raw logits [n, V].
+
+    token_ids, known:  [n] a token of each line, and its log-probability: that of another differs
+                       from it as the logits do, so the lines need not be summed again
+    """
+    own = logits.gather(1, token_ids[:, None])
+    return logits.index_select(1, asked).float() - own.float() + known[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +233,10 @@ class _HostLogprobs:
     token_ids: TokenArray
     num_top: int
     kernels: SamplingKernels
+    asked: tuple[int, ...]
 
     def take(self) -> LogprobRows:
-        return describe(self.raw, self.token_ids, self.num_top, self.kernels)
+        return describe(self.raw, self.token_ids, self.num_top, self.kernels, self.asked)
 
 
 def _faults(logits: Tensor, is_good: BoolArray) -> dict[int, RowFault]:

@@ -251,14 +251,7 @@ def _output(root: Sequence, index: int, finished: Finished) -> SequenceOutput:
 
 
 def _line(logprobs: LogprobRows, place: int) -> LogprobRows:
-    here = slice(place, place + 1)
-    return LogprobRows(
-        token_ids=logprobs.token_ids[here],
-        logprobs=logprobs.logprobs[here],
-        ranks=logprobs.ranks[here],
-        top_ids=logprobs.top_ids[here],
-        top_logprobs=logprobs.top_logprobs[here],
-    )
+    return logprobs.part(slice(place, place + 1))
 
 
 def every_output(output: SequenceOutput, seq: Sequence) -> list[SequenceOutput]:

@@ -17,7 +17,7 @@ from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import Body, Count, Seed, fault, parse, unsupported_part
 from remora.deployments.http.generation.bodies import ChatBody
-from remora.deployments.http.generation.tools import ToolBody
+from remora.deployments.http.generation.tools import FunctionBody
 
 NAMES = renames(
     (r"^stop(?=\[|$)", "stop_sequences"),
@@ -120,13 +120,20 @@ class CohereFormat(Body):
     json_schema: dict[str, Any] | None = None
 
 
+class CohereTool(Body):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
 class CohereChatBody(Body):
     """Body of /v2/chat."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     messages: Annotated[list[CohereMessage], Field(min_length=1), AtMost("max_messages")]
     stream: bool | None = None
-    tools: Annotated[list[ToolBody], AtMost("max_tools")] | None = None
+    tools: Annotated[list[CohereTool], AtMost("max_tools")] | None = None
     strict_tools: bool | None = None
     tool_choice: Literal["REQUIRED", "NONE"] | None = None
     documents: list[Any] | None = None
@@ -200,7 +207,7 @@ def chat_body(
         return parse(ChatBody, given)
 
 
-def _tool(tool: ToolBody, *, is_strict: bool) -> dict[str, Any]:
+def _tool(tool: CohereTool, *, is_strict: bool) -> dict[str, Any]:
     function = tool.function.model_dump(exclude_none=True)
     return {"type": "function", "function": function | ({"strict": True} if is_strict else {})}
 

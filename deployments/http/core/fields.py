@@ -31,7 +31,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.errors import UNSUPPORTED
 from remora.deployments.http.core.unsupported_fields import FIELDS, refuse_unsupported
-from remora.engine.types import MAX_STOP_CHARS
+from remora.engine.types import MAX_LOGPROBS, MAX_STOP_CHARS
 
 MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
@@ -85,11 +85,13 @@ def _check_biases(value: Any) -> dict[int, float] | None:
     for key, bias in value.items():
         token_id = str(key)
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= 10):
-            raise fault("must have token ids, written as whole numbers, for keys")
+            found = repr(token_id[:20])
+            raise fault(f"must have token ids, written as whole numbers, for keys; {found} found")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise fault("must have numbers for values")
+            raise fault(f"must have numbers for values; that of token {token_id} is none")
         if not (math.isfinite(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
-            raise fault(f"must have values between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+            found = f"{bias} of token {token_id}"
+            raise fault(f"must have values between {-MAX_BIAS:g} and {MAX_BIAS:g}; {found} found")
         biases[int(token_id)] = float(bias)
     return biases
 
@@ -135,7 +137,10 @@ BadWords = Annotated[
     Field(max_length=MAX_BAD_WORDS, fail_fast=True),
 ]
 AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(le=_INT32)]], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
+]
+AskedIds = Annotated[list[int], Field(max_length=MAX_LOGPROBS, fail_fast=True)]
 Biases = Annotated[
     dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
 ]
@@ -145,6 +150,7 @@ Metadata = Annotated[
 Count = Annotated[int, Field(ge=0, le=_INT32)]
 NumOutputs = Annotated[int, Field(ge=1), AtMost("max_n")]
 NumLogprobs = Annotated[int, Field(ge=0), AtMost("max_top_logprobs")]
+NumPromptLogprobs = Annotated[int, Field(ge=-1), AtMost("max_top_logprobs")]  # -1 = all
 Label = Annotated[str, Field(min_length=1, max_length=256)]
 TaskId = Label | int
 Params = Annotated[
@@ -203,15 +209,39 @@ class SamplingBody(Body):
         return (self.num_beams or 1) > 1
 
 
-class StreamOptions(Body):
+class StreamHints(Body):
+    """Hints in `stream_options`, as those of `HintsBody`."""
+
+    include_obfuscation: bool | None = None  # of the lengths of events: nothing is padded here
+
+
+class StreamOptions(StreamHints):
     """Stream options: contents of a stream in addition to text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class OpenAIBody(SamplingBody):
+ServiceTier = Literal["auto", "default", "flex", "fast", "scale", "priority"]
+
+
+class HintsBody(Body):
+    """Fields that are accepted without effect, since none of them can change an answer here.
+
+    They name the client, or ask a service with tiers, caches or models of its own for something
+    that this server does not have. docs/http-api.md has the same list.
+    """
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: ServiceTier | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class OpenAIBody(SamplingBody, HintsBody):
     """Fields shared by chat and text completions."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -219,7 +249,8 @@ class OpenAIBody(SamplingBody):
     min_tokens: Count | None = None
     seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumPromptLogprobs | None = None
+    logprob_token_ids: AskedIds | None = None
     best_of: NumOutputs | None = None
     bad_words: BadWords | None = None
     allowed_token_ids: AllowedIds | None = None
@@ -231,18 +262,12 @@ class OpenAIBody(SamplingBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
+    return_hidden_states: bool | None = None
     priority: Annotated[int, Field(ge=-_INT32, le=_INT32)] | None = None
     cache_salt: Label | None = None
     rid: Label | None = None
     request_id: Label | None = None
-    # Client bookkeeping: accepted without effect on the tokens.
-    user: str | None = None
-    metadata: Metadata = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    session_id: str | None = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
+    metadata: Metadata = None  # shown with a stored chat, else without effect
 
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -24,8 +24,8 @@ _TEMPLATE = "This is not supported here; it belongs to chats, whose template is 
 _ROUTING = "This kind of routing is not supported."
 _OUTPUT = "This output is not available."
 _CHOSEN = (
-    "Log-probabilities of chosen tokens are not available; ask for those of the most likely ones, "
-    "by top_logprobs or, in /generate, top_logprobs_num."
+    "Log-probabilities of chosen tokens belong to chats and text completions (logprob_token_ids) "
+    "and to SGLang's /generate (token_ids_logprob)."
 )
 _PREDICTION = "Predicted outputs belong to the bodies of /v1/chat/completions."
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
@@ -87,6 +87,8 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("bad_words", _EMPTY),
             ("allowed_token_ids", ()),
             ("logits_processors", _EMPTY),
+            ("repetition_detection", _EMPTY),
+            ("vllm_xargs", _EMPTY),
             ("verbosity", ("medium",)),
             ("suffix", ("",)),
             ("truncate_prompt_tokens", ()),

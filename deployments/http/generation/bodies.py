@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from remora.deployments.http.core.body_limits import check_size
+from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import (
     Body,
     Count,
@@ -138,7 +138,8 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    echo: Annotated[Any, only(False)] = None
+    echo: bool | None = None
+    store: bool | None = None
     # Whether the response includes the reasoning, keeps it apart from the text, and streams it.
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
@@ -146,6 +147,23 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     thinking_token_budget: Count | None = None
     prediction: PredictedOutput | None = None
     task_id: TaskId | None = None
+
+    @property
+    def echoed(self) -> str:
+        """The text that the answer repeats: of a last message by the assistant, as in vLLM."""
+        last = self.messages[-1]
+        return last.content or "" if self.echo and last.role == "assistant" else ""
+
+
+class ChatBatchBody(ChatBody):
+    """Body of /v1/chat/completions/batch: several conversations, and the fields of a chat."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[Messages], Field(min_length=1, fail_fast=True), AtMost("max_prompts")
+    ]
+    stream: Annotated[Any, only(False)] = None
+    store: Annotated[Any, only(False)] = None
+    echo: Annotated[Any, only(False)] = None
 
 
 class CompletionBody(OpenAIBody, ConstraintBody):

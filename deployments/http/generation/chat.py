@@ -24,6 +24,7 @@ from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request import (
     GenerationRequest,
     PromptSettings,
+    check_hidden,
     prepare,
 )
 from remora.deployments.http.generation.request_context import RequestContext
@@ -32,12 +33,13 @@ from remora.deployments.http.generation.server_state import (
     ServedModel,
     ServerState,
     check_together,
+    logprob_writer,
     with_prompt_logprobs,
 )
 from remora.deployments.http.generation.tools import tool_use_of
 from remora.deployments.parsers.replies import ParserFactory
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
-from remora.engine.types import Request, SamplingParams
+from remora.engine.types import Output, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,10 @@ class PreparedChat:
     def sampling(self) -> SamplingParams:
         """The sampling parameters."""
         return self.request.sampling
+
+    def tokens_of(self, output: Output) -> list[Output]:
+        """Return an output as outputs of one token each."""
+        return self.logprobs.split(output)
 
     def replies(self) -> Replies:
         """Return an empty set of replies for the request's outputs."""
@@ -153,13 +159,14 @@ async def prepare_chat(
         prediction=None if body.prediction is None else body.prediction.text,
     )
     (request,) = await prepare(server, context, [generation], options)
+    check_hidden(server, [request])
     return PreparedChat(
         body=body,
         context=context,
         model=model,
         prompt=prompt,
         request=request,
-        logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        logprobs=logprob_writer(server, body),
         make_parser=server.formats.make_parser(
             prompt=prompt,
             use=use,

@@ -16,6 +16,7 @@ from remora.deployments.http.generation.prompts import Cut, cut_of
 from remora.deployments.http.generation.request import (
     GenerationRequest,
     PromptSettings,
+    check_hidden,
     prepare,
 )
 from remora.deployments.http.generation.request_context import RequestContext
@@ -24,6 +25,7 @@ from remora.deployments.http.generation.server_state import (
     ServedModel,
     ServerState,
     check_together,
+    logprob_writer,
     with_prompt_logprobs,
 )
 from remora.engine.tokens.infill import infill_format
@@ -43,8 +45,6 @@ def _check(body: CompletionBody) -> None:
     )
     n = body.n or 1
     _check_best_of(body, n)
-    if body.echo and body.logprobs is not None and body.stream and n > 1:
-        raise unsupported("echo", "echo with logprobs and n > 1 is not available with stream.")
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens may be 0 only with echo.", "max_tokens")
 
@@ -138,6 +138,7 @@ async def prepare_completion(
         ],
         options,
     )
+    check_hidden(server, requests)
     prompts = [list(request.prompt_ids) for request in requests]
     return PreparedCompletion(
         body=body,
@@ -150,7 +151,7 @@ async def prepare_completion(
         is_dry=is_dry,
         sampling=sampling,
         requests=requests,
-        logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        logprobs=logprob_writer(server, body),
     )
 
 

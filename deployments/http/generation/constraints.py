@@ -102,18 +102,39 @@ def _response_format(value: Any, param: str) -> Constraint | None:
     if kind == "text":
         _refuse_beside(value, param, "type")
         return None
-    if kind == "json_object":
-        _refuse_beside(value, param, "type", "schema")
-        if value.get("schema") is None:
+    if kind in ("json_object", "json"):
+        name = _only_one(value, param, "schema", "value", "json_schema")
+        if name is None:
             return Constraint(kind=ConstraintKind.JSON_OBJECT)
-        return _schema(value["schema"], f"{param}.schema")
+        return _any_schema(value[name], f"{param}.{name}")
     if kind == "json_schema":
-        _refuse_beside(value, param, "type", "json_schema")
-        return _named_schema(value.get("json_schema"), f"{param}.json_schema")
+        name = _only_one(value, param, "json_schema", "value") or "json_schema"
+        read = _named_schema if name == "json_schema" else _any_schema
+        return read(value.get(name), f"{param}.{name}")
+    if kind == "regex":
+        _refuse_beside(value, param, "type", "value")
+        return _regex(value.get("value"), f"{param}.value")
     if kind == "structural_tag":
         return _structural_tag({k: v for k, v in value.items() if v is not None}, param)
-    message = f"{param}.type must be text, json_object, json_schema or structural_tag."
+    kinds = "text, json, json_object, json_schema, regex or structural_tag"
+    message = f"{param}.type must be {kinds}; {str(kind)[:64]!r} found."
     raise InvalidRequest(message, f"{param}.type")
+
+
+def _only_one(value: Mapping[str, Any], param: str, *names: str) -> str | None:
+    """Return which of some fields is given; None = none is. Raises InvalidRequest for two."""
+    _refuse_beside(value, param, "type", *names)
+    given = [name for name in names if value.get(name) is not None]
+    if len(given) > 1:
+        shown = f"{param}.{given[1]}"
+        raise InvalidRequest(f"{shown} cannot be combined with {given[0]}; send one.", shown)
+    return given[0] if given else None
+
+
+def _any_schema(value: Any, param: str) -> Constraint:
+    """Return the constraint of a schema, given plainly or, as in TGI, with a name."""
+    is_named = isinstance(value, dict) and "schema" in value and "name" in value
+    return _named_schema(value, param) if is_named else _schema(value, param)
 
 
 def _refuse_beside(value: Mapping[str, Any], param: str, *known: str) -> None:

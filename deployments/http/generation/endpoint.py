@@ -113,7 +113,10 @@ class Endpoint(Generic[BodyT]):
         self._check_open(server)
         apply(server.config.limits)
         parsed = self.parse(body)
-        headers = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
+        unknown = ignored_fields(parsed)
+        headers = check_ignored(unknown, reject=server.rejects_unknown_fields)
+        if server.plan.speculation is None and getattr(parsed, "prediction", None) is not None:
+            headers = check_ignored((*unknown, "prediction"), reject=False)
         name = _own_name(parsed)
         if name is not None:
             context = replace(context, request_id=name)

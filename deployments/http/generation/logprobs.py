@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.types import SamplingParams, TokenLogprob
+from remora.deployments.http.generation.token_stream import split_tokens
+from remora.engine.types import Output, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -23,6 +24,14 @@ MAX_ENTRIES = 2**20
 MAX_REPEATED_ENTRIES = 2**15
 
 LogprobEntry = TokenLogprob | None
+
+
+def _shown(line: TokenLogprob) -> Sequence[tuple[int, float]]:
+    """Return the likeliest tokens of a line, then requested ones that are not among them."""
+    if not line.asked:
+        return line.top
+    likely = {token_id for token_id, _ in line.top}
+    return [*line.top, *(entry for entry in line.asked if entry[0] not in likely)]
 
 
 def finite(logprob: float) -> float:
@@ -50,7 +59,8 @@ def check_scored(
             num_tokens += sampling.n * (sampling.max_tokens or 0)
         if sampling.prompt_logprobs is not None:
             num_tokens += sampling.n * length
-        top = max(top, sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+        likely = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+        top = max(top, likely + len(sampling.logprob_token_ids))
     limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
     num_entries = num_tokens * (top + 1)
     if num_entries > limit:
@@ -123,7 +133,7 @@ class LogprobWriter:
         content = [
             {
                 **self._chat_entry(line.token_id, line.logprob),
-                "top_logprobs": [self._chat_entry(*entry) for entry in line.top],
+                "top_logprobs": [self._chat_entry(*entry) for entry in _shown(line)],
             }
             for line in lines
         ]
@@ -135,6 +145,10 @@ class LogprobWriter:
             "logprob": finite(logprob),
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
+
+    def split(self, output: Output) -> list[Output]:
+        """Return an output as outputs of one token each; their texts join to its text."""
+        return split_tokens(self._tokenizer, output)
 
     def offsets(self, *, shows_special: bool) -> TextOffsets:
         """Return a TextOffsets for a new answer, to use with `completion`."""
@@ -156,11 +170,12 @@ class LogprobWriter:
         }
 
     def _top(self, line: TokenLogprob) -> dict[str, float]:
-        # Two ids can have the same text: the likelier one, which comes first, is kept.
-        top: dict[str, float] = {}
-        for token_id, logprob in line.top:
-            top.setdefault(self.token(token_id), finite(logprob))
-        top.setdefault(self.token(line.token_id), finite(line.logprob))
+        """Return the chosen token, then likely ones; of equal texts the later ones are ids."""
+        top = {self.token(line.token_id): finite(line.logprob)}
+        for token_id, logprob in _shown(line):
+            if token_id != line.token_id:
+                text = self.token(token_id)
+                top[f"token_id:{token_id}" if text in top else text] = finite(logprob)
         return top
 
     def prompt(self, lines: Iterable[LogprobEntry]) -> list[dict[str, Any] | None]:
@@ -191,6 +206,17 @@ class LogprobWriter:
         """Return the most likely tokens at each position, in the format of `native`."""
         return [
             [self._native_entry(*entry, with_text=with_text) for entry in line.top]
+            if line
+            else None
+            for line in lines
+        ]
+
+    def native_asked(
+        self, lines: Sequence[LogprobEntry], *, with_text: bool
+    ) -> list[list[Any] | None]:
+        """Return the tokens that were asked for at each position, in the format of `native`."""
+        return [
+            [self._native_entry(*entry, with_text=with_text) for entry in line.asked]
             if line
             else None
             for line in lines

@@ -23,6 +23,7 @@ MAX_CALLS = 128
 # 128: every dialect becomes a chat body, and a longer name does no harm in any.
 TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
+CUSTOM_INPUT = "input"  # the one argument of the function that stands for a custom tool
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MEDIA_PARTS = ("image_url", "input_audio", "video_url", "audio_url", "file", "image")
 
@@ -69,6 +70,8 @@ Arguments = Annotated[
 ]
 ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
 CallId = Annotated[str, Field(max_length=256)]
+# Any role, since templates decide which they take. Nothing that could end a turn's header.
+Role = Annotated[str, Field(pattern=r"^[a-zA-Z][a-zA-Z0-9_.-]{0,63}$")]
 
 
 class CalledFunction(Body):
@@ -78,17 +81,41 @@ class CalledFunction(Body):
     arguments: Arguments = Field(default_factory=dict)
 
 
+class CalledCustom(Body):
+    """The custom tool and its input of a call in an earlier turn."""
+
+    name: ToolName
+    input: str
+
+
 class MessageCall(Body):
-    """A tool call of an earlier turn."""
+    """A tool call of an earlier turn. That of a custom tool is kept as one of a function."""
 
     id: CallId | None = None
     index: int | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunction
+    type: Literal["function", "custom"] | None = None
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        kind = self.type or ("function" if self.custom is None else "custom")
+        if getattr(self, kind) is None:
+            raise fault(f"is required in a call of the type {kind}", param=kind)
+        return self
+
+    @property
+    def called(self) -> CalledFunction:
+        """The function and its arguments; of a custom tool, the stand-in for it."""
+        if self.function is not None:
+            return self.function
+        custom = self.custom
+        assert custom is not None  # as `_check_kind` has found
+        return CalledFunction(name=custom.name, arguments={CUSTOM_INPUT: custom.input})
 
     def as_template_call(self) -> dict[str, Any]:
         """Return the call as chat templates expect it."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
+        function = {"name": self.called.name, "arguments": self.called.arguments}
         call = {"type": "function", "function": function}
         return call if self.id is None else {"id": self.id, **call}
 
@@ -96,7 +123,7 @@ class MessageCall(Body):
 class Message(Body):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Role
     content: Content = None
     name: Annotated[str, Field(max_length=256)] | None = None
     refusal: str | None = None
@@ -159,10 +186,11 @@ class Message(Body):
     def num_chars(self) -> int:
         """The approximate number of characters in the message."""
         texts = (self.content, self.refusal, self.reasoning_text)
-        num_called = sum(len(str(call.function.arguments)) for call in self.calls)
+        num_called = sum(len(str(call.called.arguments)) for call in self.calls)
         return sum(len(text) for text in texts if text) + num_called
 
 
+OWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 Messages = Annotated[

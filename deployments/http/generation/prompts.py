@@ -15,7 +15,7 @@ from remora.configs.planning.plan import EnginePlan
 from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.generation.bodies import PromptInput, TemplateBody
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
-from remora.deployments.http.generation.messages import Message
+from remora.deployments.http.generation.messages import OWN_ROLES, Message
 from remora.deployments.http.generation.reasoning import template_variables
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.tools import template_tools, tool_use_of
@@ -137,10 +137,21 @@ async def render(
         )
 
     try:
-        return await server.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
+        prompt = await server.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
     except InvalidRequest as error:
         param = error.param or "messages"
         raise InvalidRequest(error.message, param, error.code, limit=error.limit) from None
+    _check_roles(messages, prompt)
+    return prompt
+
+
+def _check_roles(messages: Sequence[Message], prompt: str) -> None:
+    """Raise InvalidRequest for a role that the template passes over instead of refusing it."""
+    for number, message in enumerate(messages):
+        if message.role not in OWN_ROLES and (message.content or "").strip() not in prompt:
+            name = f"messages[{number}].role"
+            text = f"{name}: this model's chat template has no messages of the role {message.role}."
+            raise InvalidRequest(text, name)
 
 
 async def prompt_ids(

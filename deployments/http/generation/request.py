@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from remora.configs.errors import InvalidRequest
 from remora.configs.planning.plan import EnginePlan
-from remora.deployments.http.core.body_limits import check_sequences
+from remora.deployments.http.core.body_limits import check_sequences, limit
+from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.constraints import OutputConstraint, compile_constraint
 from remora.deployments.http.generation.logprobs import check_scored
@@ -130,6 +132,27 @@ async def prepare(
             )
         )
     return tuple(made)
+
+
+def check_hidden(server: ServerState, requests: Sequence[Request]) -> None:
+    """Raise InvalidRequest if requests ask for hidden states that are not available."""
+    name = "return_hidden_states"
+    if not any(request.sampling.hidden_states for request in requests):
+        return
+    if not server.config.api.hidden_states:
+        raise unsupported(name, f"{name}: hidden states are off; set api.hidden_states.")
+    longest = server.plan.max_sequence_tokens
+    num_tokens = 0
+    for request in requests:
+        num_prompt, num_output = len(request.prompt_ids), request.sampling.max_tokens
+        num_tokens += longest if num_output is None else num_prompt + num_output
+    allowed = limit("max_hidden_tokens")
+    if num_tokens > allowed:
+        message = (
+            f"{name}: prompts and outputs may have {num_tokens} tokens together; at most {allowed} "
+            "are allowed with hidden states. Send less at a time, or lower the limit of the output."
+        )
+        raise InvalidRequest(message, name, limit="max_hidden_tokens")
 
 
 def _salt(server: ServerState, context: RequestContext, request: GenerationRequest) -> str:

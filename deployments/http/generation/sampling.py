@@ -63,7 +63,7 @@ def sampling_params(
         return known or (prefix + name if name in _FIELDS else name)
 
     check_vocabulary(biases, vocab_size, callers("logit_bias"))
-    check_vocabulary(stop_ids, vocab_size, callers("stop_token_ids"))
+    check_vocabulary([id_ for id_ in stop_ids if id_ < 0], vocab_size, callers("stop_token_ids"))
 
     def pick(name: str, neutral: float) -> Any:
         explicit = getattr(fields, name)
@@ -84,7 +84,8 @@ def sampling_params(
             logit_bias=biases,
             stop=tuple(fields.stop or ()),
             stop_regex=tuple(fields.stop_regex or ()),
-            stop_token_ids=tuple(stop_ids),
+            # Ids beyond the vocabulary never occur; clients send those of other models.
+            stop_token_ids=tuple(id_ for id_ in stop_ids if id_ < vocab_size),
             ignore_eos=bool(fields.ignore_eos),
             skip_special_tokens=fields.skip_special_tokens is not False,
             custom_logit_processor=fields.custom_logit_processor,
@@ -145,6 +146,11 @@ def openai_sampling(
     tokenizer, n = server.tokenizer, fields.n or 1
     allowed = fields.allowed_token_ids or ()
     check_vocabulary(allowed, tokenizer.vocab_size, "allowed_token_ids")
+    asked = fields.logprob_token_ids or ()
+    check_vocabulary(asked, tokenizer.vocab_size, "logprob_token_ids")
+    if asked and logprobs is None:
+        message = "logprob_token_ids needs logprobs, which is not set."
+        raise InvalidRequest(message, "logprob_token_ids")
     return sampling_params(
         fields,
         defaults=server.generation_defaults,
@@ -156,9 +162,11 @@ def openai_sampling(
         include_stop_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=tuple(asked),
         bad_words_ids=_runs(tokenizer, fields.bad_words or ()),
         allowed_token_ids=tuple(allowed),
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
+        hidden_states=bool(fields.return_hidden_states),
         beams=beam_params(fields, n=n, best_of=fields.best_of),
         **given,
     )

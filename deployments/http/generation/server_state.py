@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, UnknownModel
@@ -12,11 +14,13 @@ from remora.configs.facts import ModelFacts
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.served_adapters import Adapters
+from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.core.settings import Settings
 from remora.deployments.http.core.tenants import Tenants
 from remora.deployments.http.generation.encoding import Encoder
+from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
 from remora.deployments.http.generation.weight_update import FixedWeights, Weights
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 
 MAX_SHOWN = 32
+ALL = -1  # as many likely tokens as there are
 
 OpenAIBodyT = TypeVar("OpenAIBodyT", bound=OpenAIBody)
 PartT = TypeVar("PartT")
@@ -203,6 +208,8 @@ class ServerState:
         lora_id = await self.adapters.find(short)
         if lora_id is not None:
             return ServedModel(short, lora_id)
+        if self.config.api.any_model_name:
+            return ServedModel(base, 0)
         listed = ", ".join(map(repr, self.names[:MAX_SHOWN]))
         more = len(self.names) - MAX_SHOWN
         raise UnknownModel(
@@ -210,6 +217,24 @@ class ServerState:
             f"{f' and {more} more' if more > 0 else ''}.",
             param,
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes with whatever may change answers to one seed."""
+        plan = self.plan
+        parts = (
+            version("remora"),
+            plan.served_model_name,
+            self.weights.version,
+            plan.device,
+            plan.dtype,
+            plan.quantization,
+            plan.kv_dtype,
+            plan.tp_size,
+            plan.pp_size,
+            plan.random_seed,
+        )
+        return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
     def names(self) -> list[str]:
@@ -234,10 +259,32 @@ def _pooling_side(server: ServedEngine) -> PoolingSide | None:
 
 def with_prompt_logprobs(server: ServerState, body: OpenAIBodyT) -> OpenAIBodyT:
     """Return the body, with prompt log-probabilities requested if `api.prompt_logprobs` is set."""
+    if body.prompt_logprobs == ALL:
+        return body.model_copy(update={"prompt_logprobs": _all_tokens(server, "prompt_logprobs")})
     wanted = server.config.api.prompt_logprobs and not body.stream
     if not wanted or body.prompt_logprobs is not None:
         return body
     return body.model_copy(update={"prompt_logprobs": 0})
+
+
+def _all_tokens(server: ServerState, param: str) -> int:
+    """Return how many tokens the vocabulary has, if so many likely ones may be asked for."""
+    found, allowed = server.tokenizer.vocab_size, limit("max_top_logprobs")
+    if found > allowed:
+        message = (
+            f"{param}: -1 asks for all {found} tokens of the vocabulary; at most {allowed} are "
+            "allowed (limits.max_top_logprobs)."
+        )
+        raise InvalidRequest(message, param, limit="max_top_logprobs")
+    return found
+
+
+def logprob_writer(server: ServerState, body: OpenAIBody) -> LogprobWriter:
+    """Return the writer of log-probabilities in the answers to a body."""
+    as_ids = body.return_tokens_as_token_ids
+    if as_ids is None:
+        as_ids = server.config.api.tokens_as_ids
+    return LogprobWriter(server.tokenizer, as_ids=as_ids)
 
 
 def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_options: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +51,43 @@ def tokens_of_output(tokenizer: Tokenizer, output: Output) -> list[TextToken]:
     if not tokens and output.finish_reason is not None:
         return [TextToken(0, output.text, is_special=not output.text)]
     return tokens
+
+
+def split_tokens(tokenizer: Tokenizer, output: Output) -> list[Output]:
+    """Return an output as outputs of one token each; their texts join to its text."""
+    num = len(output.token_ids)
+    if num < 2:
+        return [output]
+    texts = texts_of(tokenizer, output.token_ids, output.text)
+    lines = output.logprobs
+    outputs = []
+    for place, text in enumerate(texts):
+        one = replace(
+            output,
+            token_ids=output.token_ids[place : place + 1],
+            text=text,
+            logprobs=None if lines is None else lines[place : place + 1],
+            prompt_logprobs=output.prompt_logprobs if place == 0 else None,
+            num_output_tokens=output.num_output_tokens - num + 1 + place,
+        )
+        if place < num - 1:
+            one = replace(one, finish_reason=None, stop_reason=None, hidden_states=None, score=None)
+        outputs.append(one)
+    return outputs
+
+
+def texts_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[str]:
+    """Return a part of the text for each token. Parts of special tokens are usually empty."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts: list[str] = []
+    start = 0
+    for token_id in token_ids[:-1]:
+        piece = decoder.decode(tokenizer.token_bytes(token_id))
+        end = start + len(piece)
+        is_hidden = _is_special(tokenizer, token_id) and text[start:end] != piece
+        parts.append("" if is_hidden else text[start:end])
+        start = start if is_hidden else end
+    return [*parts, text[start:]]
 
 
 def _is_special(tokenizer: Tokenizer, token_id: int) -> bool:

@@ -1,17 +1,23 @@
-"""The tools of a chat body, from `tools` or the deprecated `functions`."""
+"""The tools of a chat body, from `tools` or the deprecated `functions`.
+
+The model sees a custom tool, whose input is one free text, as a function with one text parameter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Self
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import Body, fault, unsupported_part
-from remora.deployments.http.generation.messages import ToolName
+from remora.deployments.http.core.wire import dumps, parse_json
+from remora.deployments.http.generation.messages import CUSTOM_INPUT, ToolName
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -43,26 +49,97 @@ class FunctionBody(Body):
         )
 
 
+TOOL_TYPES = (FUNCTION, CUSTOM) = ("function", "custom")
+# Parameters of the function that stands for a custom tool.
+TEXT_INPUT: Mapping[str, Any] = MappingProxyType(
+    {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: {"type": "string"}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+)
+
+
 def _check_type(value: Any) -> Any:
-    if value != "function":
-        raise unsupported_part("only tools of the type function are supported")
+    if value not in TOOL_TYPES:
+        raise unsupported_part("only tools of the types function and custom are supported")
     return value
+
+
+def _check_input_format(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is not None and kind != "text":
+        raise unsupported_part("only the format text of a custom tool's input is supported")
+    return value
+
+
+InputFormat = Annotated[
+    Any, PlainValidator(_check_input_format), WithJsonSchema({"type": "object"})
+]
+
+
+class CustomBody(Body):
+    """A custom tool offered to the model, whose input is one text."""
+
+    name: ToolName
+    description: str | None = None
+    format: InputFormat = None
+
+    def as_function(self) -> FunctionBody:
+        """Return the function that stands for the tool."""
+        return FunctionBody(
+            name=self.name, description=self.description, parameters=dict(TEXT_INPUT)
+        )
 
 
 class ToolBody(Body):
     """One entry of `tools`."""
 
     type: Annotated[
-        str, PlainValidator(_check_type), WithJsonSchema({"type": "string", "enum": ["function"]})
+        str,
+        PlainValidator(_check_type),
+        WithJsonSchema({"type": "string", "enum": list(TOOL_TYPES)}),
     ]
-    function: FunctionBody
+    function: FunctionBody | None = None
+    custom: CustomBody | None = None
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if getattr(self, self.type) is None:
+            raise PydanticCustomError("missing", "is required", {"param": self.type})
+        return self
+
+    @property
+    def offered(self) -> FunctionBody:
+        """The function that the model sees."""
+        if self.type == CUSTOM and self.custom is not None:
+            return self.custom.as_function()
+        assert self.function is not None  # as `_check_kind` has found
+        return self.function
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of the function that stands for a custom tool."""
+    return dumps({CUSTOM_INPUT: text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a call of a custom tool; a call that is cut off has its raw arguments."""
+    try:
+        value = parse_json(arguments.encode())
+    except (InvalidRequest, UnicodeEncodeError):
+        return arguments
+    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _name_in(value: Any) -> str:
-    """Return the name in {"type": "function", "function": {"name": ...}}."""
-    if isinstance(value, dict) and value.get("type", "function") == "function":
-        function = value.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
+    """Return the name in {"type": "function", "function": {"name": ...}}; custom likewise."""
+    kind = value.get("type", FUNCTION) if isinstance(value, dict) else None
+    if kind in TOOL_TYPES:
+        tool = value.get(kind)
+        name = tool.get("name") if isinstance(tool, dict) else None
         if isinstance(name, str):
             return name
     raise fault('must be {"type": "function", "function": {"name": ...}}')
@@ -72,9 +149,9 @@ def _check_choice(value: Any) -> Chosen | None:
     if value is None:
         return None
     if isinstance(value, str):
-        if value not in ("none", "auto", "required"):
-            raise fault("must be none, auto, required, or an object that names a tool")
-        return Chosen(ToolChoice(value))
+        if value in ("none", "auto", "required"):
+            return Chosen(ToolChoice(value))
+        return Chosen(ToolChoice.NAMED, (value,))
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
         return _check_allowed(value.get("allowed_tools"))
     return Chosen(ToolChoice.NAMED, (_name_in(value),))
@@ -116,6 +193,11 @@ class ToolsBody(Body):
     ] = None
 
     @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(t.custom.name for t in self.tools or () if t.type == CUSTOM and t.custom)
+
+    @property
     def is_old(self) -> bool:
         """Whether the request uses `functions`, the predecessor of `tools`."""
         return bool(self.functions)
@@ -130,7 +212,7 @@ def tool_use_of(body: ToolsBody) -> ToolUse:
     list_name = "functions" if body.is_old else "tools"
     choice_name = "tool_choice" if body.function_call is None else "function_call"
     chosen = body.tool_choice or body.function_call or Chosen(ToolChoice.AUTO)
-    given = body.functions or [tool.function for tool in body.tools or ()]
+    given = body.functions or [tool.offered for tool in body.tools or ()]
     tools = tuple(function.as_tool() for function in given)
     if not tools:
         return _no_tools(chosen, choice_name)

@@ -15,6 +15,12 @@ from remora.deployments.http.generation.replies import Replies, Reply, with_paus
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.openai.style import (
+    AnswerStyle,
+    matched_stop,
+    shown_states,
+    style_of,
+)
 from remora.engine.types import FinishReason, Output
 
 
@@ -23,10 +29,11 @@ class CompletionJob(Job):
     """A validated completion request."""
 
     completion: PreparedCompletion
+    style: AnswerStyle
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the complete answer; choice i * n + j is reply j to prompt i."""
-        choices = _ChoiceWriter(self.completion)
+        choices = _ChoiceWriter(self.completion, self.style)
         await choices.replies.gather(outputs)
         answer = choices.envelope()
         kept = choices.replies.best(self.completion.n)
@@ -38,28 +45,42 @@ class CompletionJob(Job):
 
     def writer(self) -> CompletionWriter:
         """Return the writer of the streamed answer."""
-        return CompletionWriter(self.completion)
+        return CompletionWriter(self.completion, self.style)
 
 
 class CompletionWriter(ChunkWriter):
     """Writes streamed completions: a chunk for each output with a choice to show; then usage."""
 
-    def __init__(self, completion: PreparedCompletion) -> None:
+    def __init__(self, completion: PreparedCompletion, style: AnswerStyle) -> None:
         self._completion = completion
-        self._choices = _ChoiceWriter(completion)
-        options = completion.body.stream_options
-        self._shows_usage = options is not None and bool(options.include_usage)
-        self._is_continuous = options is not None and bool(options.continuous_usage_stats)
+        self._style = style
+        self._choices = _ChoiceWriter(completion, style)
+        # Outputs that arrived before the log-probabilities of their prompt, which they repeat.
+        self._early: dict[int, list[Output]] = {}
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
-        """Return the chunk of one output; none if its choice would be empty."""
-        reply = self._choices.replies.add(prompt, output)
-        choice = self._choices.piece(reply, output)
-        return () if choice is None else (self._chunk(choice),)
+        """Return the chunks of one output; none if its choice would be empty."""
+        if self._choices.must_wait(prompt, output):
+            self._early.setdefault(prompt, []).append(output)
+            return ()
+        chunks = self._chunks(prompt, output)
+        for early in self._early.pop(prompt, ()):
+            chunks += self._chunks(prompt, early)
+        return chunks
+
+    def _chunks(self, prompt: int, output: Output) -> list[Chunk]:
+        is_split = self._style.per_token and len(output.token_ids) > 1
+        chunks = []
+        for one in self._completion.logprobs.split(output) if is_split else (output,):
+            reply = self._choices.replies.add(prompt, one)
+            choice = self._choices.piece(reply, one)
+            if choice is not None:
+                chunks.append(self._chunk(choice))
+        return chunks
 
     async def end(self) -> Sequence[Chunk]:
         """Return the usage chunk, if requested."""
-        if not self._shows_usage:
+        if not self._style.shows_usage:
             return ()
         return (self._choices.envelope() | {"choices": [], "usage": self._choices.usage()},)
 
@@ -71,7 +92,8 @@ class CompletionWriter(ChunkWriter):
         general = super().framed(frame)
         choices, body = self._choices, self._completion.body
         is_plain = body.logprobs is None and not body.return_token_ids
-        if not is_plain or (self._shows_usage and self._is_continuous) or self._completion.is_dry:
+        style = self._style
+        if not is_plain or style.is_continuous or style.per_token or self._completion.is_dry:
             return general
         frames = [
             TextFrame(lambda text, n=number: self._chunk(_text_choice(n, text)), frame)  # type: ignore[misc]
@@ -91,8 +113,8 @@ class CompletionWriter(ChunkWriter):
     def _chunk(self, choice: dict[str, Any]) -> Chunk:
         chunk = self._choices.envelope()
         chunk["choices"] = [choice]
-        if self._shows_usage:
-            chunk["usage"] = self._choices.usage() if self._is_continuous else None
+        if self._style.shows_usage:
+            chunk["usage"] = self._choices.usage() if self._style.is_continuous else None
         return chunk
 
 
@@ -103,23 +125,22 @@ class _ChoiceWriter:
             log-probabilities are requested
     """
 
-    def __init__(self, completion: PreparedCompletion) -> None:
+    def __init__(self, completion: PreparedCompletion, style: AnswerStyle) -> None:
         self._completion = completion
+        self._style = style
         self._body = completion.body
         self.replies = Replies(len(completion.prompts), completion.sampling.n)
         self.begun: dict[int, TextOffsets | None] = {}
 
     def envelope(self) -> dict[str, Any]:
         """Return the fields of an answer or a chunk other than its choices."""
-        envelope: dict[str, Any] = {
+        return {
             "id": f"cmpl-{self._completion.context.request_id}",
             "object": "text_completion",
             "created": self._completion.context.created,
             "model": self._completion.model.name,
+            **self._style.fields,
         }
-        if self._body.service_tier is not None:
-            envelope["service_tier"] = "default"
-        return envelope
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage object."""
@@ -134,7 +155,9 @@ class _ChoiceWriter:
         ids = [] if is_dry else reply.token_ids
         entries = [] if is_dry else reply.logprobs
         text = self._echo(reply) + ("" if is_dry else reply.text)
-        value = _text_choice(number, text) | self._ending(reply)
+        value = _text_choice(number, text) | self._ending(reply, reply)
+        if self._style.null_fields:
+            value |= dict.fromkeys(_NULLS)
         if body.logprobs is not None:
             value["logprobs"] = self._logprobs(reply, ids, entries, self._offsets(), begins=True)
         if body.prompt_logprobs is not None:
@@ -152,12 +175,14 @@ class _ChoiceWriter:
         text = "" if is_dry else output.text
         if begins:
             text = self._echo(reply) + text
-        shows_tokens = self._body.logprobs is not None or self._body.return_token_ids
+        shows_tokens = (
+            self._body.logprobs is not None or self._body.return_token_ids or self._style.per_token
+        )
         if not (text or output.finish_reason or (ids and shows_tokens)):
             return None
         piece = _text_choice(number, text)
         if output.finish_reason is not None:
-            piece |= self._ending(output)
+            piece |= self._ending(output, reply)
         if begins:
             self.begun[number] = None if self._body.logprobs is None else self._offsets()
         offsets = self.begun[number]
@@ -177,12 +202,25 @@ class _ChoiceWriter:
             fields["prompt_text"] = self._completion.shown[reply.prompt]
         return fields
 
-    def _ending(self, ended: Reply | Output) -> dict[str, Any]:
+    def _ending(self, ended: Reply | Output, reply: Reply) -> dict[str, Any]:
         if self._completion.is_dry and ended.finish_reason is FinishReason.STOP:
             # The extra token was an end of sequence; the answer ends at its limit of 0 tokens.
-            return {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
-        ending = {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
-        return ending if ended.score is None else {**ending, "beam_score": ended.score}
+            return {"finish_reason": FinishReason.LENGTH, **dict.fromkeys(_STOPS)}
+        matched = matched_stop(self._style, reply)
+        ending: dict[str, Any] = {"finish_reason": ended.finish_reason}
+        ending |= zip(_STOPS, (ended.stop_reason, matched), strict=True)
+        if ended.score is not None:
+            ending["beam_score"] = ended.score
+        if self._body.return_hidden_states:
+            num_prompt = len(self._completion.prompts[reply.prompt])
+            ending["hidden_states"] = shown_states(reply, num_prompt)
+        return ending
+
+    def must_wait(self, prompt: int, output: Output) -> bool:
+        """Return whether an output begins a choice whose echo has no log-probabilities yet."""
+        if not self._completion.echoes or self._body.logprobs is None or not output.index:
+            return False
+        return self.replies.prompt_logprobs(self.replies.of(prompt, output)) is None
 
     def _echo(self, reply: Reply) -> str:
         echoes = self._completion.echoes
@@ -212,6 +250,10 @@ class _ChoiceWriter:
         return self._completion.logprobs.offsets(shows_special=shows_special)
 
 
+_STOPS = ("stop_reason", "matched_stop")
+_NULLS = ("prompt_logprobs", "prompt_token_ids", "token_ids")
+
+
 def _text_choice(number: int, text: str) -> dict[str, Any]:
     return {"index": number, "text": text, "logprobs": None, "finish_reason": None}
 
@@ -229,4 +271,5 @@ async def prepare_completion_job(
         requests=completion.requests,
         streams=bool(body.stream),
         completion=completion,
+        style=style_of(server, body),
     )

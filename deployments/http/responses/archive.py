@@ -8,7 +8,6 @@ import itertools
 import logging
 import re
 import secrets
-import sqlite3
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.wire import dumps
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.responses.store import MemoryStore, ResponseStore, store_of
+from remora.deployments.http.storage.storage import STORE_FAILURES, Storage, storage_of
+from remora.deployments.http.storage.store import ResponseStore
 
 MAX_CHAIN = 256
 _PREFIX = "resp_"
@@ -43,7 +43,6 @@ UNFINISHED = frozenset({"queued", "in_progress"})
 STALE_S = 30.0  # without a sign of life, after which an unfinished response has failed
 _EVENTS, _CANCEL = ":events", ":cancel"  # endings of a response's other records
 _OFF_LOOP_BYTES = 64 * 1024
-_FAILURES = (OSError, sqlite3.Error)
 
 log = logging.getLogger(__name__)
 
@@ -85,18 +84,12 @@ class Archive:
     @classmethod
     def configured(cls, config: ServeConfig) -> Archive:
         """Return the archive that the configuration selects. Raises ConfigError."""
-        store = store_of(config)
-        num_replicas = config.parallel.num_replicas
-        if store is None:
-            return cls(None, "This server keeps no responses (api.response_store is none).")
-        if isinstance(store, MemoryStore) and num_replicas > 1:
-            return cls(
-                None,
-                f"This server has {num_replicas} replicas, none of which knows what another has "
-                "answered. Its operator can have them share a database (api.response_store: "
-                "file:/path).",
-            )
-        return cls(store)
+        return cls.over(Storage.configured(config))
+
+    @classmethod
+    def over(cls, storage: Storage) -> Archive:
+        """Return the archive of responses in a storage."""
+        return cls(storage.store, storage.refusal)
 
     def seen_by(self, owner: str, viewer: str | None) -> Archive:
         """Return the same archive for another caller.
@@ -153,7 +146,7 @@ class Archive:
             return
         try:
             await self._store.put(key, dumps(value))
-        except _FAILURES:
+        except STORE_FAILURES:
             # The answer is complete and the client waits for it, so the failure is not raised.
             log.exception("responses: could not be stored")
 
@@ -167,7 +160,7 @@ class Archive:
             raise _unknown(response_id, param)
         try:
             written = await store.get(response_id)
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             raise Unavailable("The responses that are kept cannot be read now.") from error
         if written is None:
             raise _unknown(response_id, param)
@@ -188,7 +181,7 @@ class Archive:
         """Ask the replica that makes a response to cancel it. Raises Unavailable."""
         try:
             await self._open(None).put(response_id + _CANCEL, dumps(True))
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             raise Unavailable("The responses that are kept cannot be changed now.") from error
 
     async def is_to_be_cancelled(self, response_id: str) -> bool:
@@ -198,7 +191,7 @@ class Archive:
     async def _other(self, key: str) -> bytes | None:
         try:
             return await self._open(None).get(key)
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             raise Unavailable("The responses that are kept cannot be read now.") from error
 
     async def find_item(self, item_id: str, param: str, read: dict[str, Record]) -> dict[str, Any]:
@@ -255,7 +248,7 @@ class Archive:
             found = await store.delete(response_id)
             for ending in (_EVENTS, _CANCEL):
                 await store.delete(response_id + ending)
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             raise Unavailable("The responses that are kept cannot be changed now.") from error
         if not found:
             raise _unknown(response_id, None)
@@ -268,7 +261,7 @@ class Archive:
 
 def archive_of(server: ServerState, context: RequestContext) -> Archive:
     """Return the server's archive as the request's caller sees it. Raises ConfigError."""
-    archive = server.part(Archive, Archive.configured)
+    archive = server.part(Archive, lambda _: Archive.over(storage_of(server)))
     return archive.seen_by(context.owner, context.viewer)
 
 

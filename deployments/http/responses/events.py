@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from remora.deployments.http.generation.tools import custom_input
 from remora.deployments.http.responses.archive import ItemIds
-from remora.deployments.http.responses.tools import custom_input
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,

@@ -8,10 +8,11 @@ from typing import Any
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody
+from remora.deployments.http.generation.tools import custom_arguments
 from remora.deployments.http.responses.archive import ItemIds
 from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody, TextFormat
 from remora.deployments.http.responses.items import COMPACTION, Item
-from remora.deployments.http.responses.tools import chat_choice, custom_arguments
+from remora.deployments.http.responses.tools import chat_choice
 
 RENAMES = renames(
     (r"^messages.*", "input"),

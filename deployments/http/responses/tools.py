@@ -6,27 +6,20 @@ The model sees a custom tool as a function with a single text parameter.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import Body, fault, only, unsupported_part
-from remora.deployments.http.core.wire import dumps, parse_json
 from remora.deployments.http.generation.messages import ToolName
-
-FUNCTION, CUSTOM = "function", "custom"
-TOOL_TYPES = (FUNCTION, CUSTOM)
-_INPUT = "input"
-_TEXT_INPUT: Mapping[str, Any] = MappingProxyType(
-    {
-        "type": "object",
-        "properties": {_INPUT: {"type": "string"}},
-        "required": [_INPUT],
-        "additionalProperties": False,
-    }
+from remora.deployments.http.generation.tools import (
+    CUSTOM,
+    FUNCTION,
+    TEXT_INPUT,
+    TOOL_TYPES,
+    InputFormat,
 )
+
 _CLIENT_RUNS = (
     "only tools of the types function and custom, which the client runs, are supported: define one "
     "of these in its place"
@@ -37,13 +30,6 @@ def _check_type(value: Any) -> str:
     if isinstance(value, str) and value in TOOL_TYPES:
         return value
     raise unsupported_part(f"{str(value)[:64]!r} found; {_CLIENT_RUNS}")
-
-
-def _check_input_format(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if value is not None and kind != "text":
-        raise unsupported_part("only the format text of a custom tool's input is supported")
-    return value
 
 
 class ClientTool(Body):
@@ -58,9 +44,7 @@ class ClientTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: Annotated[
-        Any, PlainValidator(_check_input_format), WithJsonSchema({"type": "object"})
-    ] = None
+    format: InputFormat = None
     allowed_callers: Annotated[Any, only(["direct"])] = None
     defer_loading: Annotated[Any, only(False)] = None
     is_async: Annotated[Any, only(False), Field(alias="async")] = None
@@ -79,7 +63,7 @@ class ClientTool(Body):
         function = {
             "name": self.name,
             "description": self.description,
-            "parameters": dict(_TEXT_INPUT) if self.type == CUSTOM else self.parameters,
+            "parameters": dict(TEXT_INPUT) if self.type == CUSTOM else self.parameters,
             "strict": self.strict,
         }
         return {"type": FUNCTION, "function": function}
@@ -95,21 +79,6 @@ class ClientTool(Body):
 def custom_names(tools: Collection[ClientTool] | None) -> frozenset[str]:
     """Return the names of the custom tools."""
     return frozenset(tool.name for tool in tools or () if tool.type == CUSTOM)
-
-
-def custom_arguments(text: str) -> str:
-    """Return the arguments of the function that stands for a custom tool."""
-    return dumps({_INPUT: text}).decode()
-
-
-def custom_input(arguments: str) -> str:
-    """Return the input of a call of a custom tool; a call that is cut off has its raw arguments."""
-    try:
-        value = parse_json(arguments.encode())
-    except (InvalidRequest, UnicodeEncodeError):
-        return arguments
-    text = value.get(_INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def _check_choice(value: Any) -> Any:

@@ -132,13 +132,12 @@ class AnswerWriter:
 
     def _logprobs(self, reply: Reply, prompt: Prompt, sent: _Sent) -> dict[str, Any]:
         """Return the log-probabilities of the next object; formats only the new ones."""
-        has_top = prompt.options.top_logprobs_num > 0
         written = reply.written
         lines = [] if sent.has_prompt else self._prompt_lines(reply, prompt)
         sent.has_prompt = sent.has_prompt or bool(lines)
-        new = self._both("input", prompt.ids[len(prompt.ids) - len(lines) :], lines, has_top)
+        new = self._both("input", prompt.ids[len(prompt.ids) - len(lines) :], lines, prompt)
         output = slice(sent.num_ids, 0 if prompt.is_dry else None)
-        new |= self._both("output", reply.token_ids[output], reply.logprobs[output], has_top)
+        new |= self._both("output", reply.token_ids[output], reply.logprobs[output], prompt)
         if self._is_delta:
             return new
         # New lists: objects returned earlier must not change.
@@ -147,13 +146,15 @@ class AnswerWriter:
         return dict(written)
 
     def _both(
-        self, side: str, ids: Sequence[int], lines: Sequence[LogprobEntry], has_top: bool
+        self, side: str, ids: Sequence[int], lines: Sequence[LogprobEntry], prompt: Prompt
     ) -> dict[str, list[Any]]:
-        own = self._options.logprobs.native(ids, lines, with_text=self._options.with_text)
+        writer, with_text = self._options.logprobs, self._options.with_text
+        own = writer.native(ids, lines, with_text=with_text)
         values: dict[str, list[Any]] = {f"{side}_token_logprobs": own}
-        if has_top:
-            top = self._options.logprobs.native_top(lines, with_text=self._options.with_text)
-            values[f"{side}_top_logprobs"] = top
+        if prompt.options.top_logprobs_num > 0:
+            values[f"{side}_top_logprobs"] = writer.native_top(lines, with_text=with_text)
+        if prompt.options.token_ids_logprob:
+            values[f"{side}_token_ids_logprobs"] = writer.native_asked(lines, with_text=with_text)
         return values
 
     def _prompt_lines(self, reply: Reply, prompt: Prompt) -> list[LogprobEntry]:

@@ -23,6 +23,7 @@ from remora.deployments.http.core.fields import (
     parse,
 )
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
+from remora.engine.types import MAX_LOGPROBS
 
 MAX_STREAM_INTERVAL = 4096
 _MAX_LOGPROB_START = 2**31 - 1
@@ -45,6 +46,7 @@ class PromptOptions:
     rid:                id of the prompt; None = derived from the request's id
     adapter:            adapter of the prompt; None = the request's `model`
     logprob_start_len:  first prompt position with log-probabilities; -1 = none
+    token_ids_logprob:  tokens whose log-probabilities are returned at each position
     """
 
     rid: str | None
@@ -52,6 +54,7 @@ class PromptOptions:
     return_logprob: bool
     logprob_start_len: int
     top_logprobs_num: int
+    token_ids_logprob: tuple[int, ...]
     adapter: str | None
 
 
@@ -115,6 +118,20 @@ def _check_top(value: Any) -> int | list[int | None] | None:
     return _check_ints(value, 0, limit("max_top_logprobs"))
 
 
+def _check_asked(value: Any) -> list[list[int]] | None:
+    """Return the ids of each prompt, or one list for all prompts."""
+    if value is None:
+        return None
+    lists = [value] if is_token_list(value) else value
+    if not isinstance(lists, list) or not all(ids is None or is_token_list(ids) for ids in lists):
+        raise fault("must be a list of token ids, or a list of such lists")
+    check_size("max_prompts", lists)
+    longest = max((len(ids) for ids in lists if ids is not None), default=0)
+    if longest > MAX_LOGPROBS:
+        raise fault(f"has {longest} ids; at most {MAX_LOGPROBS} are allowed")
+    return [ids or [] for ids in lists]
+
+
 _LISTS = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "lora_path")
 Ints = int | list[int | None] | None
 _INTS = WithJsonSchema({"type": ["integer", "array"]})
@@ -158,6 +175,11 @@ class GenerateBody(Body):
     ] = None
     logprob_start_len: Annotated[Ints, PlainValidator(_check_start), _INTS] = None
     top_logprobs_num: Annotated[Ints, PlainValidator(_check_top), _INTS] = None
+    token_ids_logprob: Annotated[
+        list[list[int]] | None,
+        PlainValidator(_check_asked),
+        WithJsonSchema({"type": "array"}),
+    ] = None
     lora_path: Annotated[
         str | list[str | None] | None,
         PlainValidator(_check_names),
@@ -209,6 +231,7 @@ class GenerateBody(Body):
             _as_list(self.return_logprob),
             _as_list(self.logprob_start_len),
             _as_list(self.top_logprobs_num),
+            self.token_ids_logprob or [[]],
             _as_list(self.lora_path),
         )
         rows = zip(*(_each(column, self.num_prompts) for column in columns), strict=True)
@@ -219,9 +242,10 @@ class GenerateBody(Body):
                 return_logprob=bool(flag),
                 logprob_start_len=-1 if start is None else start,
                 top_logprobs_num=top or 0,
+                token_ids_logprob=tuple(asked) if flag else (),
                 adapter=adapter,
             )
-            for rid, sampling, flag, start, top, adapter in rows
+            for rid, sampling, flag, start, top, asked, adapter in rows
         ]
 
     def _with_processor(self, sampling: NativeSampling) -> NativeSampling:
@@ -257,6 +281,11 @@ def parse_generate(body: Any) -> GenerateBody:
     ]
     for name in _LISTS:
         _check_length(name, getattr(parsed, name), parsed.num_prompts)
+    if parsed.token_ids_logprob is not None and len(parsed.token_ids_logprob) > 1:
+        _check_length("token_ids_logprob", parsed.token_ids_logprob, parsed.num_prompts)
+    if any(parsed.token_ids_logprob or ()) and not any(_as_list(parsed.return_logprob)):
+        message = "token_ids_logprob needs return_logprob, which is not set."
+        raise InvalidRequest(message, "token_ids_logprob")
     _check_length("sampling_params", given, parsed.num_prompts)
     return parsed.model_copy(update={"sampling_params": sampling})
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import output_constraint
@@ -23,6 +22,7 @@ from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request import (
     GenerationRequest,
     PromptSettings,
+    check_hidden,
     prepare,
 )
 from remora.deployments.http.generation.request_context import RequestContext
@@ -30,6 +30,7 @@ from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import (
     as_seed,
     beam_params,
+    check_vocabulary,
     sampling_params,
 )
 from remora.deployments.http.generation.server_state import ServerState
@@ -44,6 +45,7 @@ _NAMES = {
     "min_tokens": "sampling_params.min_new_tokens",
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
+    "logprob_token_ids": "token_ids_logprob",
     "seed": "sampling_params.sampling_seed",
     "include_stop_in_output": "sampling_params.no_stop_trim",
 }
@@ -106,30 +108,12 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
         raise unsupported("sampling_params.n", message)
 
 
-def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
-    """Raise InvalidRequest if hidden states are requested but not available.
-
-    num_tokens:  of all prompts and outputs
-    """
-    name = "return_hidden_states"
-    if not body.return_hidden_states:
-        return
-    if not server.config.api.hidden_states:
-        raise unsupported(name, f"{name}: hidden states are off; set api.hidden_states.")
-    allowed = limit("max_hidden_tokens")
-    if num_tokens > allowed:
-        message = (
-            f"{name}: prompts and outputs may have {num_tokens} tokens together; at most {allowed} "
-            "are allowed with hidden states. Send less at a time, or lower max_new_tokens."
-        )
-        raise InvalidRequest(message, name, limit="max_hidden_tokens")
-
-
 def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -> SamplingParams:
     fields = options.sampling
     max_tokens = fields.max_new_tokens
     min_tokens = fields.min_new_tokens or 0
     top = options.top_logprobs_num if options.return_logprob else None
+    check_vocabulary(options.token_ids_logprob, server.tokenizer.vocab_size, "token_ids_logprob")
     if max_tokens == 0 and min_tokens:
         param = "sampling_params.min_new_tokens"
         raise InvalidRequest(f"{param} must be 0 where max_new_tokens is.", param)
@@ -145,6 +129,7 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
         include_stop_in_output=bool(fields.no_stop_trim),
         logprobs=top,
         prompt_logprobs=top if options.logprob_start_len >= 0 else None,
+        logprob_token_ids=options.token_ids_logprob,
         first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
         hidden_states=bool(body.return_hidden_states),
         beams=beam_params(fields, n=fields.n or 1, prefix=PREFIX),
@@ -193,8 +178,7 @@ async def prepare_generate(
             is_repeated=bool(body.stream) and not is_delta,
         ),
     )
-    num_tokens = sum(len(one.prompt_ids) + (one.sampling.max_tokens or 0) for one in requests)
-    _check_hidden(server, body, num_tokens)
+    check_hidden(server, requests)
     return GenerateJob(
         context=context,
         requests=requests,

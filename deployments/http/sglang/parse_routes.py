@@ -66,7 +66,7 @@ def parse_routes(server: ServerState) -> APIRouter:
         body = parse(ParseCallsBody, await read_body(server, request))
         reply = await _read(
             _call_formats(server, body.tool_call_parser),
-            ToolUse(tools=tuple(t.function.as_tool() for t in body.tools), choice=ToolChoice.AUTO),
+            ToolUse(tools=tuple(t.offered.as_tool() for t in body.tools), choice=ToolChoice.AUTO),
             body.text,
         )
         calls = [

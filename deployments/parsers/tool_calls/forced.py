@@ -71,8 +71,11 @@ def _named_reader(name: str) -> Callable[[ParseContext], Steps[None]]:
         if (yield from reader.sees("{")):
             context.begin(name)
             yield from read_nested(reader, context.writer.arguments, _BRACKETS)
-        elif blanks := reader.take_kept():  # not an object: the reply is text
-            context.writer.text(blanks)
+        elif blanks := reader.take_kept():
+            if (yield from reader.peek()):  # not an object: the reply is text
+                context.writer.text(blanks)
+            else:  # cut off before the object
+                context.begin(name)
 
     return read
 

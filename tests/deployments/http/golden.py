@@ -1,6 +1,6 @@
 """Replies of an API, whole and streamed, compared byte for byte with its `golden.json`.
 
-A change there is a change for every client. Ids, times and drawn seeds are replaced.
+A change there is a change for every client. Ids, times, fingerprints and drawn seeds are replaced.
 REMORA_WRITE_GOLDEN=1 writes what the server replies now; read the difference before it is kept.
 """
 
@@ -19,7 +19,8 @@ import httpx
 IDS = re.compile(r"\b(call|resp|msg|fc|rs|toolu)_[0-9a-f]{16,}")
 INDEX = re.compile(r'"index":(\d+)')
 TIMES_AND_SEEDS = re.compile(
-    r'("(?:created|created_at|completed_at|e2e_latency|[a-z_]+_duration|seed)":)("[^"]*"|[-+.e\d]+)'
+    r'("(?:created|created_at|completed_at|e2e_latency|[a-z_]+_duration|seed|system_fingerprint)":)'
+    r'("[^"]*"|[-+.e\d]+)'
 )
 write_line = partial(json.dumps, ensure_ascii=False)
 

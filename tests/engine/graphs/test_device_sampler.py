@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import HostStream
 from remora.engine.sampling.token_sampler import Draws, HostTokenSampler
-from remora.engine.types import NO_TOKEN_LEFT, NOT_FINITE
+from remora.engine.types import LOGPROB_FIELDS, NO_TOKEN_LEFT, NOT_FINITE
 from remora.kernels import sampling as sampling_kernels
 
 CPU = HostStream(torch.device("cpu"))
@@ -39,15 +39,16 @@ def test_tokens_and_their_probabilities_are_the_hosts(
     raw = logits[torch.from_numpy(lines)].clone()
 
     chosen = on_device.choose(logits.clone(), draws)
-    described = on_device.describe(raw, lines, chosen, 3)
+    described = on_device.describe(raw, lines, chosen, 3, (5, 1))
     expected = on_host.choose(logits.clone(), draws)
 
     assert chosen.token_ids.tolist() == expected.take()[0].tolist()
     token_ids, faults = chosen.take()
     assert token_ids.tolist() == expected.take()[0].tolist()
     assert faults == {}
-    ours, theirs = described.take(), on_host.describe(raw, lines, expected, 3).take()
-    for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+    ours, theirs = described.take(), on_host.describe(raw, lines, expected, 3, (5, 1)).take()
+    assert ours.asked_ids.shape == (len(lines), 2)
+    for name in LOGPROB_FIELDS:
         assert np.array_equal(getattr(ours, name), getattr(theirs, name))
 
 

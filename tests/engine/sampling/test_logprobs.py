@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from remora.engine.sampling.logprobs import concat_logprobs, to_token_logprobs
@@ -28,6 +30,20 @@ def test_joined_lines_keep_their_order() -> None:
     assert joined.ranks.tolist() == [1, 1, 2]
     assert joined.top_ids.tolist() == [[4, 5], [7, 8], [8, 9]]
     assert joined.top_logprobs.shape == (3, 2)
+
+
+def test_asked_tokens_stay_with_their_lines() -> None:
+    def asked(lines: LogprobRows, *values: float) -> LogprobRows:
+        ids = np.full((len(values), 1), 9)
+        return replace(lines, asked_ids=ids, asked_logprobs=np.array(values, np.float32)[:, None])
+
+    joined = concat_logprobs([asked(make_lines(4), -1.0), asked(make_lines(7, 8), -2.0, -3.0)])
+    tokens = to_token_logprobs(joined.part(slice(1, 3)))
+
+    assert [(token.token_id, token.asked) for token in tokens] == [
+        (7, ((9, -2.0),)),
+        (8, ((9, -3.0),)),
+    ]
 
 
 def test_each_line_becomes_a_token_with_its_rivals() -> None:

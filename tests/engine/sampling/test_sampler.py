@@ -265,6 +265,28 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
     assert last.logprobs.tolist() == pytest.approx([expected[2, sampled.token_ids[2]].item()])
 
 
+def test_asked_tokens_have_their_log_probabilities_whether_likely_or_not(
+    make_sampler: MakeSampler,
+) -> None:
+    ids = (41, 3, 40)
+    sampler = make_sampler(
+        make_row(0, [1], temperature=0.0, logprobs=1, logprob_token_ids=ids, logit_bias={7: 100}),
+        make_row(1, [1], temperature=0.0, logprobs=1),
+        make_row(2, [1], temperature=1.0, logprobs=1, logprob_token_ids=ids),
+    )
+    logits = make_logits(4, 3)
+    expected = logits.log_softmax(1)
+
+    sampled = sampler.sample(logits, rows(0, 1, 2)).logprobs
+
+    for row in (0, 2):
+        assert sampled[row].asked_ids.tolist() == [list(ids)]
+        own = expected[row, list(ids)].tolist()
+        assert sampled[row].asked_logprobs[0].tolist() == pytest.approx(own, abs=1e-5)
+        assert sampled[row].top_ids.shape == (1, 1)
+    assert sampled[1].asked_ids.size == 0
+
+
 def test_prompt_logprobs_describe_the_tokens_that_follow(kernels: SamplingKernels) -> None:
     logits = make_logits(1, 4)
     target_ids = np.array([3, 1, 4, 1])

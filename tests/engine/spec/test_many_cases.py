@@ -29,7 +29,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.2, "seed": 4, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
 )
 SETTINGS: tuple[dict[str, Any], ...] = (
-    {"logprobs": 2},
+    {"logprobs": 2, "logprob_token_ids": (5, 250, 9)},
     {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logprobs": 0},
     {"logit_bias": {9: 3.0, 4: -100.0}, "bad_words_ids": ((11,), (7, 8)), "logprobs": 1},
     {"min_tokens": 6, "stop_token_ids": tuple(range(20, 120))},

@@ -199,7 +199,11 @@ async def test_a_wrong_method_is_told_the_right_ones(endpoint: Endpoint, prefix:
     assert response.status_code == 405
     check_error(endpoint, response)
     allowed = {name.strip() for name in response.headers["allow"].split(",")}
-    others = {"/generate": {"GET", "PUT"}, "/": {"GET", "HEAD"}}.get(endpoint.path, set())
+    others = {
+        "/generate": {"GET", "PUT"},
+        "/": {"GET", "HEAD"},
+        "/v1/chat/completions": {"GET"},
+    }.get(endpoint.path, set())
     assert allowed == {"POST"} | others
 
 
@@ -291,9 +295,11 @@ async def test_a_path_that_is_not_there_is_a_404(
 
 
 # Paths that are also an id of a longer list of paths.
-ALSO = dict.fromkeys(
-    ("/v1/responses/compact", "/v1/responses/input_tokens"), "/v1/responses/{response_id}"
-)
+ALSO = {
+    "/v1/chat/completions/batch": "/v1/chat/completions/{chat_id}",
+    "/v1/responses/compact": "/v1/responses/{response_id}",
+    "/v1/responses/input_tokens": "/v1/responses/{response_id}",
+}
 
 
 async def test_every_path_tells_the_methods_that_it_takes() -> None:

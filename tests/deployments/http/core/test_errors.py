@@ -68,7 +68,7 @@ async def test_the_table(error: Exception, expected: tuple[int, str, str], strea
     ("method", "path", "options", "expected"),
     [
         ("GET", "/nowhere", {}, (404, "not_found_error", "not_found")),
-        ("GET", PATH, {}, (405, "invalid_request_error", "method_not_allowed")),
+        ("PUT", PATH, {}, (405, "invalid_request_error", "method_not_allowed")),
         ("GET", "/v1/models/a/b", {}, (404, "not_found_error", "model_not_found")),
         ("POST", PATH, {"params": "x" * 9000}, (414, "invalid_request_error", "url_too_long")),
         ("POST", PATH, {"json": {}}, (400, "invalid_request_error", "missing_required_parameter")),

@@ -79,12 +79,16 @@ def test_seeds_of_any_sign_map_apart_and_alike_each_time() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"logit_bias": {"257": 1}}, {"stop_token_ids": [257]}, {"allowed_token_ids": [257]}],
+    [{"logit_bias": {"257": 1}}, {"stop_token_ids": [-1]}, {"allowed_token_ids": [257]}],
 )
 def test_ids_outside_the_vocabulary_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         make_sampling(**fields)
     assert caught.value.param == next(iter(fields))
+
+
+def test_stop_ids_beyond_the_vocabulary_are_passed_over() -> None:
+    assert make_sampling(stop_token_ids=[257, 5, 10**6]).stop_token_ids == (5,)
 
 
 def test_errors_use_the_callers_name_of_a_parameter() -> None:

@@ -75,7 +75,7 @@ ROWS: tuple[Row, ...] = (
     ("GET", "/ID", None, 200, {"id", "object", "status"}),
     ("GET", "/ID?stream=true", None, 400, "stream"),
     ("GET", "/ID?starting_after=1", None, 400, "starting_after"),
-    ("GET", "/ID?starting_after=-1&stream=true", None, 400, None),
+    ("GET", "/ID?starting_after=-1&stream=true", None, 400, "starting_after"),
     ("GET", "/ID/input_items", None, 200, {"object", "data", "first_id", "last_id", "has_more"}),
     ("POST", "/ID/cancel", {}, 400, None),
     ("GET", "/resp_0", None, 404, None),

@@ -20,7 +20,7 @@ from remora.deployments.http.responses.archive import (
     UnknownResponse,
     new_response_id,
 )
-from remora.deployments.http.responses.store import FileStore, MemoryStore, ResponseStore, store_of
+from remora.deployments.http.storage.store import FileStore, MemoryStore, ResponseStore, store_of
 from tests.deployments.fakes import make_config, make_server_config
 
 

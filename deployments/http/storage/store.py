@@ -1,8 +1,8 @@
-"""Stores of finished responses, which later requests continue.
+"""Stores of finished answers, which later requests continue, show or list.
 
-A store knows ids, bytes, ages and the total size. It does not know the content or the access
-rights; `archive.py` does. Age counts from the last use, so that a conversation in progress keeps
-its first responses.
+A store knows ids, bytes, ages and the total size, and a short tag of each record that is to be
+found without its id. It does not know the content or the access rights; its callers do. Age counts
+from the last use, so that a conversation in progress keeps its first responses.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ class ResponseStore(Protocol):
         """Return a record, or None; reset the record's age."""
         ...
 
-    async def put(self, response_id: str, record: bytes) -> None:
+    async def put(self, response_id: str, record: bytes, tag: bytes = b"") -> None:
         """Store a record; evict older records if necessary."""
+        ...
+
+    async def tags(self, prefix: str) -> list[tuple[str, bytes]]:
+        """Return ids with this beginning, and the records' tags; their ages stay."""
         ...
 
     async def delete(self, response_id: str) -> bool:
@@ -57,7 +61,8 @@ class MemoryStore:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._records: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # least used first
+        # Id -> last use, record, tag; the least used first.
+        self._records: OrderedDict[str, tuple[float, bytes, bytes]] = OrderedDict()
         self._num_bytes = 0
 
     async def get(self, response_id: str) -> bytes | None:
@@ -66,16 +71,16 @@ class MemoryStore:
         entry = self._records.get(response_id)
         if entry is None:
             return None
-        self._records[response_id] = (self._clock(), entry[1])
+        self._records[response_id] = (self._clock(), *entry[1:])
         self._records.move_to_end(response_id)
         return entry[1]
 
-    async def put(self, response_id: str, record: bytes) -> None:
+    async def put(self, response_id: str, record: bytes, tag: bytes = b"") -> None:
         """Store a record; evict older records if necessary."""
         self._drop(response_id)
         self._drop_expired()
-        self._records[response_id] = (self._clock(), record)
-        self._num_bytes += len(record)
+        self._records[response_id] = (self._clock(), record, tag)
+        self._num_bytes += len(record) + len(tag)
         while self._num_bytes > self._max_bytes:
             self._drop(next(iter(self._records)))
 
@@ -84,15 +89,21 @@ class MemoryStore:
         self._drop_expired()
         return self._drop(response_id)
 
+    async def tags(self, prefix: str) -> list[tuple[str, bytes]]:
+        """Return ids with this beginning, and the records' tags; their ages stay."""
+        self._drop_expired()
+        records = self._records.items()
+        return [(id_, tag) for id_, (_, _, tag) in records if id_.startswith(prefix)]
+
     def _drop(self, response_id: str) -> bool:
         entry = self._records.pop(response_id, None)
-        self._num_bytes -= len(entry[1]) if entry else 0
+        self._num_bytes -= len(entry[1]) + len(entry[2]) if entry else 0
         return entry is not None
 
     def _drop_expired(self) -> None:
         oldest = self._clock() - self._ttl_s
         while self._records:
-            response_id, (used_at, _) = next(iter(self._records.items()))
+            response_id, (used_at, _, _) = next(iter(self._records.items()))
             if used_at > oldest:
                 return
             self._drop(response_id)
@@ -103,6 +114,7 @@ CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, used_at REAL NOT NULL, num_bytes INTEGER NOT NULL, record BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_use ON responses (used_at, num_bytes);
+CREATE TABLE IF NOT EXISTS tags (id TEXT PRIMARY KEY, tag BLOB NOT NULL);
 """
 
 
@@ -149,18 +161,34 @@ class FileStore:
 
         return await self._in_thread(work)
 
-    async def put(self, response_id: str, record: bytes) -> None:
+    async def put(self, response_id: str, record: bytes, tag: bytes = b"") -> None:
         """Store a record; evict older records if necessary."""
 
         def work(database: sqlite3.Connection, now: float) -> None:
             database.execute("DELETE FROM responses WHERE used_at <= ?", (now - self._ttl_s,))
             database.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)",
-                (response_id, now, len(record), record),
+                (response_id, now, len(record) + len(tag), record),
             )
+            database.execute("DELETE FROM tags WHERE id NOT IN (SELECT id FROM responses)")
+            if tag:
+                database.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", (response_id, tag))
             self._make_room(database)
 
         await self._in_thread(work)
+
+    async def tags(self, prefix: str) -> list[tuple[str, bytes]]:
+        """Return ids with this beginning, and the records' tags; their ages stay."""
+
+        def work(database: sqlite3.Connection, now: float) -> list[tuple[str, bytes]]:
+            rows = database.execute(
+                "SELECT id, tag FROM tags JOIN responses USING (id) "
+                "WHERE used_at > ? AND substr(id, 1, ?) = ?",
+                (now - self._ttl_s, len(prefix), prefix),
+            )
+            return [(id_, bytes(tag)) for id_, tag in rows]
+
+        return await self._in_thread(work)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a record; return whether it existed."""
