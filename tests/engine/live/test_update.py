@@ -102,10 +102,10 @@ async def test_no_answer_is_of_both(
 async def test_requests_that_come_amid_an_exchange_wait_for_it(
     running: Running, new: Path, wanted: dict[str, Answers]
 ) -> None:
-    long = asyncio.create_task(running.answer(PROMPTS[0], 200))
-    while running.client.stats().num_running == 0:
-        await asyncio.sleep(0.001)
     await running.live.prepare("new", running.allowed.source(str(new), None))
+    long = asyncio.create_task(running.answer(PROMPTS[0], 400))
+    while running.client.num_open == 0:
+        await asyncio.sleep(0)
     exchanging = asyncio.create_task(running.live.install("new"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -34,18 +34,21 @@ class ThreadTeam:
 
     def load(self, plan: EnginePlan) -> None:
         self.host = Host(self.address, come_s=30.0, exchange_s=30.0)
-        for rank in range(1, plan.num_ranks):
-            thread = threading.Thread(target=self.follow, args=(plan, rank))
+        self.begun = [threading.Event() for _ in range(1, plan.num_ranks)]
+        for rank, begun in enumerate(self.begun, start=1):
+            thread = threading.Thread(target=self.follow, args=(plan, rank, begun))
             thread.start()
             self.threads.append(thread)
 
-    def follow(self, plan: EnginePlan, rank: int) -> None:
+    def follow(self, plan: EnginePlan, rank: int, begun: threading.Event) -> None:
         try:
             member = build_follower(plan, rank, self.host.meeting, adapting=self.adapting)
             self.members[rank] = member
+            begun.set()
             member.run()
         except BaseException as error:
             self.errors.append(error)
+            begun.set()
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
         try:
@@ -54,7 +57,8 @@ class ThreadTeam:
             self.host.close()
 
     def ready(self) -> None:
-        pass
+        for begun in self.begun:
+            assert begun.wait(30.0)
 
     def join(self) -> None:
         for thread in self.threads:
