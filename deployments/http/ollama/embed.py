@@ -37,6 +37,17 @@ class EmbedJob(Job):
         return self.convert(await self.inner.result(outputs), self.ready_ns)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadJob(Job):
+    """A body without text, which only loads the model."""
+
+    answer: dict[str, Any]
+
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
+        """Return the whole response."""
+        return self.answer
+
+
 class Embedder:
     """Prepares the jobs of both paths.
 
@@ -46,12 +57,13 @@ class Embedder:
     def __init__(self, embeddings: Endpoint[Any]) -> None:
         self._embeddings = embeddings
 
-    async def prepare(
-        self, server: ServerState, body: EmbedBody, context: RequestContext
-    ) -> EmbedJob:
+    async def prepare(self, server: ServerState, body: EmbedBody, context: RequestContext) -> Job:
         """Return the job of texts; its response lists the vectors. Raises RequestError."""
         started = time.monotonic_ns()
         model = await check_name(server, body.model)
+        if not body.input:
+            answer = {"model": body.model or model, "embeddings": []}
+            return LoadJob(context=context, requests=(), answer=answer)
         room, is_cut = _room(server, body), body.truncate is not False
         fields = {
             "model": model,
@@ -79,10 +91,13 @@ class Embedder:
 
     async def prepare_prompt(
         self, server: ServerState, body: EmbedPromptBody, context: RequestContext
-    ) -> EmbedJob:
+    ) -> Job:
         """Return the job of one text. Raises RequestError."""
+        model = await check_name(server, body.model)
+        if not body.prompt:
+            return LoadJob(context=context, requests=(), answer={"embedding": []})
         fields = {
-            "model": await check_name(server, body.model),
+            "model": model,
             "input": body.prompt,
             "truncate_prompt_tokens": _room(server, body),
         }

@@ -205,6 +205,8 @@ async def test_clients_of_ollama_get_the_same_vectors(
         whole = await ask("/api/embed", input="fox " * 4, options=short, truncate=False)
         missing = await ask("/api/embeddings")
         shown = await ask("/api/show")
+        empty = await ask("/api/embed", input=""), await ask("/api/embed", input=[])
+        old_empty = await ask("/api/embeddings", prompt="")
     assert np.array(both["embeddings"]) == pytest.approx(plain, abs=1e-6)
     assert (both["model"], len(one["embeddings"])) == ("tiny:latest", 1)
     assert both["prompt_eval_count"] > one["prompt_eval_count"] > 2
@@ -215,6 +217,8 @@ async def test_clients_of_ollama_get_the_same_vectors(
     assert cut["load_duration"] > 0
     assert missing == {"error": "prompt is required."}
     assert shown["capabilities"] == ["embedding"]
+    assert empty == ({"model": "tiny:latest", "embeddings": []},) * 2
+    assert old_empty == {"embedding": []}
 
 
 def make_sentence_folder(folder: Path) -> None:
