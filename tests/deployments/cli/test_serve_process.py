@@ -52,24 +52,31 @@ def still_running(group: int) -> list[str]:
 
 
 def test_a_folder_is_served_until_a_signal_and_no_process_is_left(
-    tiny_checkpoints: TinyCheckpoints,
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     port = free_port()
+    printed = tmp_path / "output.txt"
     command = [str(Path(sys.executable).with_name("remora")), "serve"]
-    process = subprocess.Popen(
-        [*command, str(tiny_checkpoints("llama")), "--port", str(port), "--model-name", "m"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONWARNINGS": "default"},
-    )
+    with printed.open("w") as out:
+        process = subprocess.Popen(
+            [*command, str(tiny_checkpoints("llama")), "--port", str(port), "--model-name", "m"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONWARNINGS": "default"},
+        )
     url = f"http://127.0.0.1:{port}"
     until_ready(process, url)
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": "m"}, timeout=60)
+    # It answers a moment before it knows that it is ready, and a signal then stops its start.
+    while "ready in" not in printed.read_text():
+        assert process.poll() is None, printed.read_text()
+        time.sleep(0.05)
     # SIGTERM rather than SIGINT, because Ray installs a handler of its own for it.
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=90)
+    process.wait(timeout=90)
+    output = printed.read_text()
 
     assert answer.status_code == 200
     assert process.returncode == 0, output

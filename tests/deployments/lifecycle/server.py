@@ -158,7 +158,8 @@ def running(config: Mapping[str, Any], folder: Path, *, proxy: str = "python") -
     family: list[psutil.Process] = []
     try:
         server.until(
-            lambda: "ready in" in server.says() or process.poll() is not None, START_TIMEOUT_S
+            lambda: _CHANGES.search(server.says()) is not None or process.poll() is not None,
+            START_TIMEOUT_S,
         )
         assert process.poll() is None, server.says()
         server.until(lambda: httpx.get(f"{server.url}/health", timeout=5).is_success)
