@@ -18,8 +18,11 @@ struct CodePlaces {
   // Tiles take whole bytes as s8, vectors as u8.
   static constexpr bool FLIPS = HAS_TILES && Codes::STEPS == 1;
   static constexpr int ZERO = FLIPS ? 128 : Codes::ZERO;
-  // Codes are prefetched so many bytes before they are used; 0 = they are not.
-  static constexpr int AHEAD = HAS_TILES ? 2048 : 0;
+  // Panels are prefetched so many bytes before they are used; 0 = they are not. Unpacking codes leaves
+  // less of a core's window to reads ahead, and Zen 5 does not foresee these in all formats.
+  static constexpr int ahead(int rows) {
+    return HAS_TILES ? 2048 : Codes::STEPS > 1 && rows <= 2 ? 6144 : 0;
+  }
 
   // Of the columns of a register.
   static constexpr int of(int number) {
@@ -39,9 +42,12 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group);
-  if constexpr (Places::AHEAD > 0)
-    UNROLL for (int line = -Group::Scales::LEVEL_BYTES; line < Group::GROUP_BYTES; line += 64)
-      __builtin_prefetch(codes + Places::AHEAD + line);
+  if constexpr (Places::ahead(MR) > 0) {
+    constexpr int SHARE = Group::BYTES / Group::GROUPS;  // of a block, with scales
+    const char* share = Group::block_of(panel, group) + group % Group::GROUPS * SHARE;
+    UNROLL for (int line = 0; line < SHARE; line += 64)
+      __builtin_prefetch(share + Places::ahead(MR) + line);
+  }
   for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Places::STEPS)
     UNROLL for (int step = 0; step < Codes::STEPS; step++) {
       ri column[N];
