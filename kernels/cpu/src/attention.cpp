@@ -135,6 +135,7 @@ class Block {
     std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
     for (int64_t tile = begin; tile <= end; tile++) {
       locate(tile * TILE_TOKENS, std::min(to + 1, (tile + 1) * TILE_TOKENS));
+      if (widens_ && tile < end) prefetch_tile((tile + 1) * TILE_TOKENS);
       // A few rows at a time are computed completely while K and V of the tile stay in the L1 cache.
       for (int row = 0; row < rows_; row += TILE_ROWS)
         with_rows<TILE_ROWS>(std::min(rows_ - row, TILE_ROWS), [&](auto count) {
@@ -181,6 +182,13 @@ class Block {
     constexpr int TILE = TILE_TOKENS / GROUP_TOKENS;
     for (int group = num_groups_; group % TILE != 0; group++) keys_[group] = keys_[0];
     if (widens_ && !values_replace_keys()) widen_values();
+  }
+
+  // Begin to read the groups from position `from` on, while those before them are widened and multiplied.
+  INLINE void prefetch_tile(int64_t from) const {
+    for (int64_t at = from; at < from + TILE_TOKENS; at += GROUP_TOKENS)
+      prefetch_group(cache_, cache_.keys(a_.layer, table_[at / cache_.page_size], kv_head_),
+                     (int)(at % cache_.page_size));
   }
 
   // Few rows are done with K before they need V, and both then take turns in the first-level cache.
