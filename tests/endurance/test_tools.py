@@ -44,15 +44,23 @@ def test_a_seed_repeats_its_faults() -> None:
         assert all(fault.reach is Reach.NOTHING for fault in one if fault.kind is Kind.PAUSE)
 
 
-async def serve_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    for _ in range(20):
-        writer.write(b"1\r\nx\r\n")
-        await writer.drain()
-        await asyncio.sleep(0.02)
-    writer.write(b"0\r\n\r\n")
-    writer.close()
+class SlowServer:
+    """Answers with 20 chunks, the last 19 of them once it may go on."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.may_go_on = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.num_asked += 1
+        for _ in range(20):
+            writer.write(b"1\r\nx\r\n")
+            await writer.drain()
+            await self.may_go_on.wait()
+        writer.write(b"0\r\n\r\n")
+        writer.close()
 
 
 @pytest.mark.parametrize("how", Cut)
@@ -63,15 +71,19 @@ async def test_a_cut_ends_only_the_chosen_connections(how: Cut) -> None:
         except httpx.TransportError:
             return "closed"
 
+    slow = SlowServer()
     async with (
-        await asyncio.start_server(serve_slowly, "127.0.0.1", 0) as server,
+        await asyncio.start_server(slow.serve, "127.0.0.1", 0) as server,
         CutProxy(server.sockets[0].getsockname()[1]) as proxy,
         httpx.AsyncClient(base_url=proxy.url) as client,
     ):
         both = [asyncio.create_task(get(client, rid)) for rid in ("a", "b")]
-        await asyncio.sleep(0.15)
+        while slow.num_asked < 2:
+            await asyncio.sleep(0.01)
         cut = proxy.cut(how, lambda place: place == 1)
-        await proxy.stall(0.1)
+        stalling = asyncio.create_task(proxy.stall(0.1))
+        slow.may_go_on.set()
+        await stalling
         found = [await task for task in both]
 
     assert cut == {"b"}
