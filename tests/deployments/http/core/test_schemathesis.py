@@ -132,7 +132,8 @@ def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
 
     assert not faults, "\n".join(faults[:10])
     assert asked.total() >= NUM_CASES
-    assert asked[200] > asked.total() / 3, asked  # otherwise nearly all cases were refused
+    # Otherwise nearly all cases were refused; 403 are routes that this configuration switches off.
+    assert asked[200] > (asked.total() - asked[403]) / 3, asked
     assert answered >= EXAMPLES.keys() - REFUSED
 
 
