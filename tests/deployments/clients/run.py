@@ -38,7 +38,7 @@ CLIENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ollama": ("ollama", ("ollama>=0.6.3,<0.7",)),
     "cohere": ("cohere", ("cohere>=7.3,<8",)),
     "text_generation": ("text_generation", ("text-generation==0.7.0",)),
-    "huggingface_hub": ("huggingface_hub", ("huggingface_hub>=2.4,<3",)),
+    "huggingface_hub": ("huggingface_hub", ("huggingface_hub>=2.4,<3", "numpy")),
     "langchain": ("langchain_openai", ("langchain-openai>=1.1,<2",)),
     "instructor": ("instructor", ("instructor==1.17.0",)),
     "pydantic_ai": ("pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
