@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
@@ -125,7 +126,12 @@ class Engine:
         beams: BeamPages | None = None
         if sampling.beams is not None:
             max_tokens, beams = beams_for(request, max_tokens, self.plan)
-        for index in range(sampling.n if beams is None else 1):
+        num_sequences = sampling.n if beams is None else 1
+        shares = self._shares_prompt(num_sequences, len(prompt))
+        namespace = request.namespace
+        if shares and not self.plan.prefix_cache:
+            namespace = replace(namespace, request_id=request.request_id)
+        for index in range(num_sequences):
             self._num_arrived += 1
             sequences[index] = Sequence(
                 request=request,
@@ -136,18 +142,23 @@ class Engine:
                 max_tokens=max_tokens,
                 token_ids=[*prompt, *request.given_ids],
                 num_prompt_tokens=len(prompt),
-                namespace=request.namespace,
+                namespace=namespace,
                 leader=leader,
                 arrived_s=arrived_s,
                 beams=beams,
             )
-            if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
+            if shares:
                 leader = sequences[0]  # the others borrow its prompt pages
             if self._held is None:
                 self._scheduler.add(sequences[index])
             else:
                 self._held.append(sequences[index])
         self._open[request.request_id] = sequences
+
+    def _shares_prompt(self, num_sequences: int, num_prompt_tokens: int) -> bool:
+        """Return whether a request's sequences share the pages of their prompt."""
+        is_several = num_sequences > 1 and num_prompt_tokens > self.plan.page_size
+        return is_several and self.plan.share_prompts
 
     def _priority(self, request: Request) -> int:
         if not self.plan.scheduling.use_priorities:
@@ -371,6 +382,9 @@ class Engine:
         sequences = self._open.get(request_id)
         if sequences is not None and all(seq.is_finished for seq in sequences.values()):
             del self._open[request_id]
+            namespace = next(iter(sequences.values())).namespace
+            if namespace.request_id:
+                self._kv.drop(namespace)
 
 
 def _windows(plan: EnginePlan) -> WindowPages | None:

@@ -209,10 +209,14 @@ class Namespace:
 
     `lora_id` is assigned at each adapter load (0 = the base model) and is never a caller's string,
     so no caller can name another's entries.
+
+    request_id:  of the only request whose outputs share the entries, which are dropped when it
+                 ends; "" = any request does, and they are kept for later ones
     """
 
     lora_id: int = 0
     salt: str = ""
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
