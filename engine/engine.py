@@ -26,12 +26,14 @@ from remora.engine.sampling.sampler import check_token_ids
 from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import check_fits
 from remora.engine.scheduler.admission_pace import AdmissionPace
+from remora.engine.scheduler.beam_searches import BeamSearches
 from remora.engine.scheduler.outputs import output_of
 from remora.engine.scheduler.plan_builder import PlanBuilder
 from remora.engine.scheduler.scheduler import Scheduler
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.scheduler.timeouts import Timeouts
 from remora.engine.spec.speculation import Speculation
+from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64
@@ -50,12 +52,14 @@ class Engine:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Begin without requests.
 
         overlap:      whether the runner begins a step before the result of the one before is known
         speculation:  drafts tokens; not together with `overlap`, because the number of tokens that
                       a step yields is not known before its result
+        tokenizer:    for stop texts of beams; None = they end none
         """
         if overlap and speculation is not None:
             raise ConfigError("speculation does not work while steps overlap")
@@ -73,18 +77,20 @@ class Engine:
             eviction=plan.prefix_eviction,
             windows=_windows(plan),
         )
+        stop_ids = frozenset(eos_token_ids)
         self._scheduler = Scheduler(
             self._kv,
             max_running=plan.max_running_requests,
             max_step_tokens=plan.max_step_tokens,
             chunk_tokens=plan.prefill_chunk_tokens,
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=stop_ids,
             conservativeness=plan.conservativeness,
             priority_preemption_gap=plan.priority_preemption_gap,
             adapters=_slots(plan),
             rules=plan.scheduling,
             seed=plan.random_seed,
             speculation=speculation,
+            searches=BeamSearches(stop_ids, tokenizer),
         )
         self._pace = AdmissionPace(
             interval_steps=plan.scheduling.admission_interval_steps,
