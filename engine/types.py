@@ -78,6 +78,14 @@ class Reversible(Protocol):
         """Go back to a position, of which nothing that came later counts; time does not either."""
 
 
+@runtime_checkable
+class Forkable(Protocol):
+    """What a matcher has that another row can continue without reading the output again."""
+
+    def fork(self) -> Matcher:
+        """Return a matcher at the same position, which goes its own way."""
+
+
 class Grammar(Protocol):
     """A compiled constraint on output. Immutable; sequences may share it."""
 
