@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.beams.moves import BeamMoves
+from remora.engine.embeddings import NO_ROWS, PromptEmbeddings
 from remora.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
 from remora.engine.sampling.params import MAX_N as MAX_N
 from remora.engine.sampling.params import MAX_SEED as MAX_SEED
@@ -147,6 +148,8 @@ class Request:
     prediction_ids:  tokens that the output is expected to have, a source of drafts
     pooling:     of a request to a pooling model; None = generate text
     tenant:      whose request it is
+    embeddings:  of the whole prompt, which then has no token ids: `prompt_ids` are
+                 `embeddings.ids`; None = it has
     """
 
     request_id: str
@@ -163,6 +166,7 @@ class Request:
     prediction_ids: SequenceABC[int] = ()
     pooling: PoolingParams | None = None
     tenant: Tenant = EVERYONE
+    embeddings: PromptEmbeddings | None = None
 
     @property
     def given_ids(self) -> SequenceABC[int]:
@@ -172,7 +176,13 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """Namespace of its pages in the prefix cache."""
-        return Namespace(lora_id=self.lora_id, salt=self.cache_salt)
+        digest = "" if self.embeddings is None else self.embeddings.digest
+        return Namespace(lora_id=self.lora_id, salt=self.cache_salt, embeddings=digest)
+
+    @property
+    def shown_ids(self) -> SequenceABC[int]:
+        """The prompt's token ids; none if it was given as embeddings."""
+        return self.prompt_ids if self.embeddings is None else ()
 
     @property
     def healed_id(self) -> int | None:
@@ -208,11 +218,13 @@ class Namespace:
     """Root key of the prefix cache: KV of two namespaces is never shared.
 
     `lora_id` is assigned at each adapter load (0 = the base model) and is never a caller's string,
-    so no caller can name another's entries.
+    so no caller can name another's entries. `embeddings` is the digest of a prompt given as
+    embeddings, whose ids say nothing.
     """
 
     lora_id: int = 0
     salt: str = ""
+    embeddings: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +240,8 @@ class RowInit:
     grammar, reasoning: as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
+    embeddings:         [N, H] of the prompt's last N tokens, which have no ids, if the prompt was
+                        given as embeddings; the pages of those before them are computed
     """
 
     row: int
@@ -241,6 +255,7 @@ class RowInit:
     reasoning: ReasoningBudget | None = None
     healed_id: int | None = None
     adapter_slot: int = 0
+    embeddings: FloatArray = field(default_factory=lambda: NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

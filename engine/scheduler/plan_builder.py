@@ -203,6 +203,7 @@ def _row_init(seq: Sequence) -> RowInit:
         reasoning=seq.request.reasoning,
         healed_id=seq.request.healed_id,
         adapter_slot=seq.adapter_slot,
+        embeddings=seq.uncomputed_embeddings,
     )
 
 

@@ -21,11 +21,16 @@ from remora.deployments.http.core.fields import (
     TaskId,
     fault,
     is_token_list,
+    missing,
     only,
 )
 from remora.deployments.http.generation.constraints import ConstraintBody
 from remora.deployments.http.generation.messages import Messages
 from remora.deployments.http.generation.tools import ToolsBody
+from remora.deployments.http.prompt_embeddings.prompts import (
+    SentEmbeddings,
+    check_rows_or_files_sent,
+)
 
 MAX_TEMPLATE_KWARGS = 32
 MAX_DOCUMENTS = 512
@@ -49,6 +54,10 @@ def check_prompt(value: Any) -> list[PromptInput]:
     if all(is_token_list(item) for item in value):
         return value
     raise fault("must hold only texts, only token ids, or only lists of token ids")
+
+
+def _check_prompt_or_none(value: Any) -> list[PromptInput]:
+    return [] if value is None else check_prompt(value)
 
 
 def _check_kwargs(value: Any) -> dict[str, Any] | None:
@@ -171,13 +180,26 @@ class CompletionBody(OpenAIBody, ConstraintBody):
 
     prompt: Annotated[
         list[PromptInput],
-        PlainValidator(check_prompt),
+        PlainValidator(_check_prompt_or_none),
         WithJsonSchema({"type": ["string", "array"]}),
-    ]
+    ] = Field(default_factory=list)
+    prompt_embeds: Annotated[
+        SentEmbeddings | None,
+        PlainValidator(check_rows_or_files_sent),
+        WithJsonSchema({"type": ["string", "array"]}),
+    ] = None
     suffix: str | None = None
     echo: bool | None = None
     task_id: TaskId | None = None
     logprobs: NumLogprobs | None = None
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if self.prompt_embeds is None and not self.prompt:
+            raise missing("prompt")
+        if self.prompt_embeds is not None and any(self.prompt):
+            raise fault("cannot be combined with prompt; send one of them", param="prompt_embeds")
+        return self
 
 
 class TokenizeBody(TemplateBody):

@@ -19,6 +19,11 @@ def _int32(numbers: list[int]) -> Any:
     return np.array(numbers, np.int32)
 
 
+def _rows(num_tokens: int, width: int) -> st.SearchStrategy[list[list[float]]]:
+    row = st.lists(st.floats(width=32, allow_nan=False), min_size=width, max_size=width)
+    return st.lists(row, max_size=min(num_tokens, 4))
+
+
 @st.composite
 def make_steps(draw: st.DrawFn) -> Step:
     """A step with any numbers in it: the wire does not ask whether they make sense."""
@@ -30,6 +35,7 @@ def make_steps(draw: st.DrawFn) -> Step:
     moves = draw(st.lists(st.tuples(INT32, INT32, INT32, TOKENS), max_size=4))
     copies = draw(st.lists(st.tuples(INT32, INT32), max_size=4)) if moves else []
     prompts = draw(st.lists(st.lists(TOKENS, max_size=20), max_size=4))
+    width = draw(st.integers(1, 3))
     added = tuple(
         RowInit(
             row=draw(INT32),
@@ -38,6 +44,7 @@ def make_steps(draw: st.DrawFn) -> Step:
             seed=draw(TOKENS),
             adapter_slot=draw(INT32),
             sampling=SamplingParams(temperature=0.5),
+            embeddings=np.array(draw(_rows(len(prompt), width)), np.float32).reshape(-1, width),
         )
         for prompt in prompts
     )
@@ -97,6 +104,7 @@ def as_sent(step: Step) -> Any:
             (init.row, init.token_ids.tolist(), init.num_prompt_tokens, init.adapter_slot)
             for init in plan.added
         ],
+        [init.embeddings.tolist() for init in plan.added],
         [array.tolist() for array in arrays],
         [array.dtype for array in arrays],
         step.rows.tolist(),
