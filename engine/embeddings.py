@@ -9,6 +9,7 @@ Legend: T positions of a prompt, H the model's hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -20,8 +21,6 @@ from remora.configs.errors import InvalidRequest
 
 NO_ID = 0
 """Stands where a position has no token id. It is a valid id, and nothing it says is used."""
-
-NO_ROWS: npt.NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 
 _DIGEST_BYTES = 16
 # Larger numbers become infinite in the format.
@@ -38,6 +37,22 @@ class EmbeddedTokens:
 
     places: npt.NDArray[np.int64]
     rows: npt.NDArray[np.float32]
+
+    @staticmethod
+    def of(spans: Iterable[tuple[PromptEmbeddings | None, int, int]]) -> EmbeddedTokens | None:
+        """Return what is given for a step's tokens, row by row; None if nothing is.
+
+        spans:  of each row, the embeddings of its prompt, its first position and how many follow
+        """
+        places, rows = list[npt.NDArray[np.int64]](), list[npt.NDArray[np.float32]]()
+        at = 0
+        for given, start, count in spans:
+            if given is not None and start < len(given.rows):
+                found = given.rows[start : start + count]
+                places.append(at + np.arange(len(found)))
+                rows.append(found)
+            at += count
+        return EmbeddedTokens(np.concatenate(places), np.concatenate(rows)) if places else None
 
     def part(self, tokens: range) -> EmbeddedTokens | None:
         """Return what is given for a range of the step's tokens, which counts from its start."""

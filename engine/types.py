@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.beams.moves import BeamMoves
-from remora.engine.embeddings import NO_ROWS, PromptEmbeddings
+from remora.engine.embeddings import EmbeddedTokens, PromptEmbeddings
 from remora.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
 from remora.engine.sampling.params import MAX_N as MAX_N
 from remora.engine.sampling.params import MAX_SEED as MAX_SEED
@@ -240,8 +240,7 @@ class RowInit:
     grammar, reasoning: as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
-    embeddings:         [N, H] of the prompt's last N tokens, which have no ids, if the prompt was
-                        given as embeddings; the pages of those before them are computed
+    has_ids:            whether the prompt's ids are tokens; it may be given as embeddings instead
     """
 
     row: int
@@ -255,7 +254,7 @@ class RowInit:
     reasoning: ReasoningBudget | None = None
     healed_id: int | None = None
     adapter_slot: int = 0
-    embeddings: FloatArray = field(default_factory=lambda: NO_ROWS)
+    has_ids: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +283,7 @@ class StepPlan:
     num_drafts:  [num_rows] drafts among the row's tokens, which are its last ones: the row yields a
                  new token for each draft that turns out right, and one more; empty = no row has any
     draft_ids:   [sum of num_drafts] the drafts, row by row
+    embedded:    tokens whose embeddings are given; None = there are none
     moves:       of beam searches, after `added` and before new pages; None = there are none
     """
 
@@ -300,6 +300,7 @@ class StepPlan:
     window_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     num_drafts: IntArray = field(default_factory=lambda: NO_DRAFTS)
     draft_ids: TokenArray = field(default_factory=lambda: NO_TOKENS)
+    embedded: EmbeddedTokens | None = None
     moves: BeamMoves | None = None
 
 

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.engine.beams.moves import NO_COPIES, BeamMoves
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.sampling.params import SamplingParams
-from remora.engine.types import FloatArray, IntArray, RowInit, SlotLoad, StepPlan, TokenArray
+from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan, TokenArray
 
 HEAD = struct.Struct("<IB")
 MAX_FRAME_BYTES = 2**28
@@ -27,13 +28,14 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, JOIN_GROUP = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q12I")
+_STEP = struct.Struct("<Q13I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
 
 _NO_ROWS = np.empty(0, np.int32)
 _SAMPLING = SamplingParams()
+_NONE_EMBEDDED = EmbeddedTokens(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 _NO_MOVES = BeamMoves(
     rows=_NO_ROWS,
     sources=_NO_ROWS,
@@ -89,16 +91,10 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
     """Return the frame of a Step."""
     added = plan.added
     facts = [
-        (
-            init.row,
-            len(init.token_ids),
-            init.num_prompt_tokens,
-            init.adapter_slot,
-            len(init.embeddings),
-        )
-        for init in added
+        (init.row, len(init.token_ids), init.num_prompt_tokens, init.adapter_slot) for init in added
     ]
     loads, moves = plan.loads, plan.moves or _NO_MOVES
+    embedded = plan.embedded or _NONE_EMBEDDED
     counts = (
         len(loads),
         len(added),
@@ -110,7 +106,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         len(plan.draft_ids),
         len(moves.rows),
         moves.copies.shape[1],
-        max((init.embeddings.shape[1] for init in added), default=0),
+        *embedded.rows.shape,
     )
     payload = b"".join(
         (
@@ -120,6 +116,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
             token_ids.astype("<i8", copy=False).tobytes(),
             plan.draft_ids.astype("<i8", copy=False).tobytes(),
             moves.token_ids.astype("<i8", copy=False).tobytes(),
+            embedded.places.astype("<i8", copy=False).tobytes(),
             np.array([load.slot for load in loads], "<i4").tobytes(),
             np.array(facts, "<i4").tobytes(),
             *(
@@ -139,7 +136,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
                     moves.copies,
                 )
             ),
-            *(np.ascontiguousarray(init.embeddings, "<f4").tobytes() for init in added),
+            np.ascontiguousarray(embedded.rows, "<f4").tobytes(),
             plan.samples.tobytes(),
         )
     )
@@ -180,15 +177,16 @@ def decode(kind: int, payload: memoryview) -> Message:
 def _decode_step(payload: memoryview) -> Step:
     step_id, *counts = _STEP.unpack_from(payload)
     num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, *counts = counts
-    num_drafting, num_drafts, num_moves, num_copies, hidden_size, num_sampled = counts
+    num_drafting, num_drafts, num_moves, num_copies, num_given, hidden_size, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
     lora_ids = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
     draft_ids = numbers.take(num_drafts, np.int64)
     moved_ids = numbers.take(num_moves, np.int64)
+    places = numbers.take(num_given, np.int64)
     slots = numbers.take(num_loads, np.int32)
-    facts = numbers.take(5 * num_added, np.int32).reshape(num_added, 5)
+    facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
     window_ids = numbers.take(num_windows, np.int32)
     rows, starts, num_each = (numbers.take(num_rows, np.int32) for _ in range(3))
@@ -196,13 +194,12 @@ def _decode_step(payload: memoryview) -> Step:
     sampled_rows = numbers.take(num_sampled, np.int32)
     moved, sources, num_kept = (numbers.take(num_moves, np.int32) for _ in range(3))
     copies = numbers.take(2 * num_copies, np.int32).reshape(2, num_copies)
-    num_given = int(facts[:, 4].sum())
     given = numbers.take(num_given * hidden_size, np.float32).reshape(num_given, hidden_size)
     samples = numbers.take(num_rows, np.bool_)
     numbers.check_end()
     plan = StepPlan(
         step_id=step_id,
-        added=tuple(_rows_of(facts, known, given)),
+        added=tuple(_rows_of(facts, known)),
         dropped=_NO_ROWS,
         page_rows=page_rows,
         page_ids=page_ids,
@@ -213,6 +210,7 @@ def _decode_step(payload: memoryview) -> Step:
         samples=samples,
         num_drafts=drafts_each,
         draft_ids=draft_ids,
+        embedded=EmbeddedTokens(places, given) if num_given else None,
         moves=BeamMoves(
             rows=moved, sources=sources, token_ids=moved_ids, num_kept=num_kept, copies=copies
         )
@@ -226,9 +224,9 @@ def _decode_step(payload: memoryview) -> Step:
     return Step(plan, sampled_rows, token_ids)
 
 
-def _rows_of(facts: IntArray, known: TokenArray, given: FloatArray) -> Iterator[RowInit]:
-    first = first_given = 0
-    for row, count, num_prompt_tokens, adapter_slot, num_given in facts.tolist():
+def _rows_of(facts: IntArray, known: TokenArray) -> Iterator[RowInit]:
+    first = 0
+    for row, count, num_prompt_tokens, adapter_slot in facts.tolist():
         yield RowInit(
             row=row,
             token_ids=known[first : first + count],
@@ -236,10 +234,8 @@ def _rows_of(facts: IntArray, known: TokenArray, given: FloatArray) -> Iterator[
             seed=0,
             sampling=_SAMPLING,
             adapter_slot=adapter_slot,
-            embeddings=given[first_given : first_given + num_given],
         )
         first += count
-        first_given += num_given
 
 
 class _Numbers:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from remora.engine.beams.moves import NO_COPIES, BeamMoves
 from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
-from remora.engine.types import BoolArray, FloatArray, IntArray, RowInit, StepPlan, TokenArray
+from remora.engine.types import BoolArray, IntArray, RowInit, StepPlan, TokenArray
 
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -101,14 +101,6 @@ class PageLog:
         return np.array([*places, pages, [DUMP_PAGE] * len(pages)], dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowEmbeddings:
-    """Embeddings [N, H] of a row's prompt from a position on, up to its end."""
-
-    first: int
-    rows: FloatArray
-
-
 class InputBatch:
     """Tokens and pages of every row.
 
@@ -131,7 +123,6 @@ class InputBatch:
         self._grown: list[tuple[int, int, int, int]] = []
         self._copies = NO_COPIES
         self._logs: list[PageLog] = []
-        self._embeddings: dict[int, _RowEmbeddings] = {}
 
     def start(self, init: RowInit) -> None:
         """Start a row, replacing its previous contents."""
@@ -144,10 +135,6 @@ class InputBatch:
             self.window_tables[row] = DUMP_PAGE
         self._num_pages[row] = 0
         self._adapters[row] = init.adapter_slot
-        self._embeddings.pop(row, None)
-        if len(init.embeddings):
-            first = init.num_prompt_tokens - len(init.embeddings)
-            self._embeddings[row] = _RowEmbeddings(first, init.embeddings)
 
     def add_pages(self, rows: IntArray, page_ids: IntArray, window_ids: IntArray = NO_IDS) -> None:
         """Append each page, and its page of window layers, to its row's table, in order."""
@@ -223,8 +210,8 @@ class InputBatch:
         )
         if copies.size:
             laid = replace(laid, copies=copies)
-        if self._embeddings:
-            laid = replace(laid, embedded=self._embedded(plan, laid.starts))
+        if plan.embedded is not None:
+            laid = replace(laid, embedded=plan.embedded)
         return replace(laid, logit_index=_verified(plan, laid.starts)) if has_drafts else laid
 
     def span(
@@ -285,21 +272,6 @@ class InputBatch:
     def put(self, rows: IntArray, positions: Int64Array, token_ids: TokenArray) -> None:
         """Write drafts behind the known tokens of their rows, where new tokens replace them."""
         self._token_ids[rows, positions] = token_ids
-
-    def _embedded(self, plan: StepPlan, starts: Int64Array) -> EmbeddedTokens | None:
-        """Return what is given for the plan's tokens; a row's last ones are then forgotten."""
-        places, rows = list[Int64Array](), list[FloatArray]()
-        for place, row in enumerate(plan.rows.tolist()):
-            given = self._embeddings.get(row)
-            if given is None:
-                continue
-            start = int(plan.starts[place])
-            found = given.rows[start - given.first :][: int(plan.num_tokens[place])]
-            places.append(starts[place] + np.arange(len(found)))
-            rows.append(found)
-            if start + len(found) == given.first + len(given.rows):
-                del self._embeddings[row]
-        return EmbeddedTokens(np.concatenate(places), np.concatenate(rows)) if places else None
 
     def _put_drafts(self, plan: StepPlan) -> None:
         ends = plan.starts.astype(np.int64) + plan.num_tokens

@@ -64,7 +64,7 @@ class _Step:
 
 def _without_given(init: RowInit) -> RowInit:
     """Return the row as the sampler sees it: without a prompt that has no token ids."""
-    if not len(init.embeddings):
+    if init.has_ids:
         return init
     outputs = init.token_ids[init.num_prompt_tokens :]
     return replace(init, token_ids=outputs, num_prompt_tokens=0)

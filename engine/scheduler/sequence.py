@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remora.engine.beams.pages import BeamPages
-from remora.engine.embeddings import NO_ROWS
 from remora.engine.kv.cache import PageTable
 from remora.engine.spec.counts import NONE_VERIFIED, DraftCounts
 from remora.engine.types import (
@@ -179,12 +178,6 @@ class Sequence:
         """Whether it must compute its whole prompt, because cached KV holds no logits or states."""
         wants_hidden = self.request.sampling.hidden_states and self.num_hidden < self.num_tokens - 1
         return self.wants_prompt_logprobs or wants_hidden
-
-    @property
-    def uncomputed_embeddings(self) -> FloatArray:
-        """Given embeddings [N, H] of the prompt's tokens whose KV is not computed."""
-        given = self.request.embeddings
-        return NO_ROWS if given is None else given.rows[self.num_computed :]
 
     def take_hidden(self, start: int, states: FloatArray) -> None:
         """Append the hidden states of tokens from `start` on."""

@@ -20,7 +20,7 @@ _ADAPTERS = "Name the adapter in `model`: ADAPTER or MODEL:ADAPTER."
 _MEDIA = "Only text can be sent and received."
 _EMBEDDINGS = (
     "Prompts given as embeddings belong to SGLang's /generate (input_embeds) and to "
-    "/v1/completions (prompt_embeds)."
+    "/v1/completions (prompt_embeds); elsewhere send text or token ids."
 )
 _SAMPLING = "This way of choosing tokens is not supported."
 _TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    ConfigDict,
     Field,
     PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import (
@@ -178,15 +180,16 @@ class ChatBatchBody(ChatBody):
 class CompletionBody(OpenAIBody, ConstraintBody):
     """Body of /v1/completions."""
 
+    model_config = ConfigDict(json_schema_extra={"required": ["prompt"]})
+
     prompt: Annotated[
         list[PromptInput],
         PlainValidator(_check_prompt_or_none),
         WithJsonSchema({"type": ["string", "array"]}),
     ] = Field(default_factory=list)
+    # Omitted from the schema, which requires `prompt`: it is off unless the operator turns it on.
     prompt_embeds: Annotated[
-        SentEmbeddings | None,
-        PlainValidator(check_rows_or_files_sent),
-        WithJsonSchema({"type": ["string", "array"]}),
+        SentEmbeddings | None, PlainValidator(check_rows_or_files_sent), SkipJsonSchema()
     ] = None
     suffix: str | None = None
     echo: bool | None = None

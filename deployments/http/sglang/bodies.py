@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import check_size, limit, over
@@ -162,8 +163,9 @@ class GenerateBody(Body):
     input_ids: Annotated[
         Given | None, PlainValidator(_check_ids), WithJsonSchema({"type": "array"})
     ] = None
+    # Omitted from the schema, because it is off unless the operator turns it on.
     input_embeds: Annotated[
-        SentEmbeddings | None, PlainValidator(check_rows_sent), WithJsonSchema({"type": "array"})
+        SentEmbeddings | None, PlainValidator(check_rows_sent), SkipJsonSchema()
     ] = None
     sampling_params: Annotated[
         list[NativeSampling], WithJsonSchema({"type": ["object", "array"]})
@@ -206,7 +208,8 @@ class GenerateBody(Body):
         if not given:
             raise fault("is required unless input_ids or input_embeds is given", param="text")
         if len(given) > 1:
-            raise fault(f"cannot be combined with {given[1]}; send one of them", param=given[0])
+            named, other = given[:2] if self.input_embeds is None else given[:-3:-1]
+            raise fault(f"cannot be combined with {other}; send one of them", param=named)
         return self
 
     @property

@@ -244,8 +244,8 @@ async def test_text_is_refused_without_a_way_for_it() -> None:
         (COMPLETIONS, {"suffix": "b"}, "suffix"),
         (COMPLETIONS, {"truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
         (COMPLETIONS, {"return_prompt_text": True}, "return_prompt_text"),
-        (GENERATE, {"text": "ab"}, "text"),
-        (GENERATE, {"input_ids": [5]}, "input_ids"),
+        (GENERATE, {"text": "ab"}, "input_embeds"),
+        (GENERATE, {"input_ids": [5]}, "input_embeds"),
         (GENERATE, {"return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         (GENERATE, {"task_id": "a"}, "task_id"),
     ],
@@ -282,7 +282,6 @@ async def test_equal_embeddings_share_a_namespace_and_keys_keep_theirs() -> None
 
 
 def test_models_by_transformers_code_refuse_the_key() -> None:
-
     config = make_server_config(api={"prompt_embeddings": True})
     check_fallback(config, MODEL)
     with pytest.raises(ConfigError, match=r"api\.prompt_embeddings"):
