@@ -51,6 +51,28 @@ def check_prompt(value: Any) -> list[PromptInput]:
     raise fault("must hold only texts, only token ids, or only lists of token ids")
 
 
+def check_inputs(value: Any) -> list[PromptInput]:
+    """Return inputs of pooling (a text, texts, token ids, or lists of token ids) as a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
+    if is_token_list(value):
+        return [value]
+    check_size("max_inputs", value)
+    is_texts = all(isinstance(item, str) for item in value)
+    if not is_texts and not all(is_token_list(item) for item in value):
+        raise fault("must hold texts only, or lists of token ids only")
+    return value
+
+
+Inputs = Annotated[
+    list[PromptInput],
+    PlainValidator(check_inputs),
+    WithJsonSchema({"type": ["string", "array"]}),
+]
+
+
 def _check_kwargs(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None

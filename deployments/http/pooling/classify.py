@@ -10,7 +10,7 @@ from pydantic import PlainValidator, WithJsonSchema, model_validator
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import fault, is_token_list, parse
-from remora.deployments.http.generation.bodies import PromptInput
+from remora.deployments.http.generation.bodies import PromptInput, check_inputs
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.embeddings import (
@@ -24,7 +24,6 @@ from remora.deployments.http.pooling.fields import (
     ConversationBody,
     PoolingBaseBody,
     VectorBody,
-    check_inputs,
 )
 from remora.deployments.http.pooling.requests import (
     SCORING,

@@ -11,32 +11,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from remora.deployments.http.core.body_limits import AtMost, check_size
+from remora.deployments.http.core.body_limits import AtMost
 from remora.deployments.http.core.fields import (
     Body,
     Label,
     fault,
-    is_token_list,
     unsupported_part,
 )
-from remora.deployments.http.generation.bodies import PromptInput, TemplateKwargs
+from remora.deployments.http.generation.bodies import Inputs, TemplateKwargs
 
 MAX_ROW_TOKENS = 2**31 - 1
-
-
-def check_inputs(value: Any) -> list[PromptInput]:
-    """Return inputs (a text, texts, token ids, or lists of token ids) as a list."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
-    if is_token_list(value):
-        return [value]
-    check_size("max_inputs", value)
-    is_texts = all(isinstance(item, str) for item in value)
-    if not is_texts and not all(is_token_list(item) for item in value):
-        raise fault("must hold texts only, or lists of token ids only")
-    return value
 
 
 def elsewhere(*harmless: Any) -> PlainValidator:
@@ -51,11 +35,6 @@ def elsewhere(*harmless: Any) -> PlainValidator:
     return PlainValidator(check)
 
 
-Inputs = Annotated[
-    list[PromptInput],
-    PlainValidator(check_inputs),
-    WithJsonSchema({"type": ["string", "array"]}),
-]
 Texts = Annotated[
     list[Annotated[str, Field(max_length=2**24)]],
     Field(min_length=1, fail_fast=True),

@@ -11,26 +11,12 @@ from remora.deployments.http.core.fields import (
     Body,
     Label,
     fault,
-    is_token_list,
     unsupported_part,
 )
-from remora.deployments.http.generation.bodies import PromptInput
+from remora.deployments.http.generation.bodies import Inputs
 
 Direction = Literal["Left", "Right", "left", "right"]
 Sentences = Annotated[list[str], Field(min_length=1, fail_fast=True), AtMost("max_inputs")]
-
-
-def _check_inputs(value: Any) -> list[PromptInput]:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
-    if is_token_list(value):
-        return [value]
-    check_size("max_inputs", value)
-    if not all(isinstance(item, str) for item in value) and not all(map(is_token_list, value)):
-        raise fault("must hold texts only, or lists of token ids only")
-    return value
 
 
 def _check_predicted(value: Any) -> list[str] | str:
@@ -84,11 +70,7 @@ class TeiBody(Body):
 class TeiEmbedBody(TeiBody):
     """Body of /embed and /embed_all."""
 
-    inputs: Annotated[
-        list[PromptInput],
-        PlainValidator(_check_inputs),
-        WithJsonSchema({"type": ["string", "array"]}),
-    ]
+    inputs: Inputs
     normalize: bool | None = None
     prompt_name: Label | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
