@@ -25,6 +25,18 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         SEARCH_RESULT: ("source", "title", "content"),
     }
 )
+# Fields that blocks of each type may have, but for the type and cache_control.
+_ALLOWED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "text": ("text", "citations"),
+        "thinking": ("thinking", "signature"),
+        "redacted_thinking": ("data",),
+        "tool_use": ("id", "name", "input", "caller", "toolset_name"),
+        "tool_result": ("tool_use_id", "content", "is_error", "toolset_name"),
+        DOCUMENT: ("source", "title", "context", "citations"),
+        SEARCH_RESULT: ("source", "title", "content", "citations"),
+    }
+)
 BY_ROLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "user": ("text", DOCUMENT, SEARCH_RESULT, "tool_result"),
@@ -165,6 +177,9 @@ class Block(Body):
         for name in _REQUIRED[self.type]:
             if getattr(self, name) is None:
                 raise fault(f"is required in a block of the type {self.type}", param=name)
+        for name in type(self).model_fields.keys() - {"type", "cache_control"}:
+            if getattr(self, name) is not None and name not in _ALLOWED[self.type]:
+                raise fault(f"is no field of a block of the type {self.type}", param=name)
         return self
 
     @property

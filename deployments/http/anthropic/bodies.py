@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -151,6 +153,19 @@ def _check_inputs(value: Any) -> bool | list[str] | None:
     raise fault("must be true, false, or a list of names of tools")
 
 
+# Fields of edits with a threshold -> the types that it may have, by the type of the edit.
+_THRESHOLDS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        CLEAR_TOOL_USES: {
+            "trigger": ("input_tokens", "tool_uses"),
+            "keep": ("tool_uses",),
+            "clear_at_least": ("input_tokens",),
+        },
+        CLEAR_THINKING: {"keep": ("thinking_turns",)},
+    }
+)
+
+
 def _check_edit_type(value: Any) -> str:
     if value in (CLEAR_TOOL_USES, CLEAR_THINKING):
         return str(value)
@@ -172,6 +187,24 @@ class Edit(Body):
         PlainValidator(_check_inputs),
         WithJsonSchema({"type": ["boolean", "array"]}),
     ] = None
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> Self:
+        known = _THRESHOLDS[self.type]
+        for name in ("trigger", "keep", "clear_at_least"):
+            given: Threshold | None = getattr(self, name)
+            types = known.get(name, ())
+            if given is not None and name in known and given.type not in types:
+                raise fault(
+                    f"is {given.type!r}; in an edit of the type {self.type} it must be "
+                    f"{' or '.join(types)}",
+                    param=f"{name}.type",
+                )
+        others = ("trigger", "clear_at_least", "exclude_tools", "clear_tool_inputs")
+        for name in others if self.type == CLEAR_THINKING else ():
+            if getattr(self, name) is not None:
+                raise fault(f"belongs to edits of the type {CLEAR_TOOL_USES}", param=name)
+        return self
 
 
 class ContextManagement(Body):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     PlainValidator,
     WithJsonSchema,
@@ -139,17 +140,28 @@ class PredictedPart(Body):
     text: str
 
 
+def _as_predicted_parts(value: Any) -> Any:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise fault("must be a text or a list of parts of the type text")
+    return value
+
+
 class PredictedOutput(Body):
     """What the client expects the answer to be. It can speed the answer up, and not change it."""
 
     type: Literal["content"]
-    content: str | Annotated[list[PredictedPart], Field(max_length=MAX_DOCUMENTS)]
+    content: Annotated[
+        list[PredictedPart],
+        Field(max_length=MAX_DOCUMENTS),
+        BeforeValidator(_as_predicted_parts),
+        WithJsonSchema({"type": ["string", "array"]}),
+    ]
 
     @property
     def text(self) -> str:
         """The whole text."""
-        if isinstance(self.content, str):
-            return self.content
         return "".join(part.text for part in self.content)
 
 

@@ -188,6 +188,13 @@ class LlamaBody(SamplingBody):
     grammar_triggers: Annotated[Any, only([])] = None
     preserved_tokens: Annotated[Any, only([])] = None
     lora: Annotated[Any, only([])] = None
+    # Beam search belongs to other APIs.
+    use_beam_search: Annotated[Any, only(False)] = None
+    num_beams: Annotated[Any, only(1)] = None
+    length_penalty: Annotated[Any, only(1, 1.0)] = None
+    early_stopping: Annotated[Any, only(False)] = None
+    num_beam_groups: Annotated[Any, only(1)] = None
+    diversity_penalty: Annotated[Any, only(0, 0.0)] = None
     # Details of sampling that is off, and of llama.cpp's slots: without effect here.
     dynatemp_exponent: Number | None = None
     dry_base: Number | None = None

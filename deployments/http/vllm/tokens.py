@@ -36,13 +36,17 @@ from remora.engine.types import Output
 _PREFIX = "sampling_params."
 # How vLLM's engine hands over its output: nothing that this API shows.
 _INTERNAL = ("detokenize", "output_kind")
-# Fields of completions that concern texts or the request as a whole.
-_OTHERS = ("prompt", "suffix", "echo", "model", "stream", "stream_options", "best_of", "task_id")
+# Fields of completions that concern texts, or the request as a whole, which has its own.
+_OTHERS = (
+    *("prompt", "suffix", "echo", "model", "stream", "stream_options", "best_of", "task_id"),
+    *("rid", "request_id", "priority", "cache_salt", "add_special_tokens", "return_prompt_text"),
+)
 _NAMES = renames(
     (r"^(prompt)$", "token_ids"),
     (r"^(?=(n|seed|stop|logprobs|prompt_logprobs|min_tokens|max_tokens|top_[kp]|min_p)$)", _PREFIX),
     (r"^(?=(temperature|typical_p|\w+_penalty|logit_bias|bad_words|stop_\w+)$)", _PREFIX),
-    (r"^(?=(allowed_token_ids|structured_outputs)\b)", _PREFIX),
+    (r"^(?=(allowed_token_ids|structured_outputs|response_format|guided_\w+)\b)", _PREFIX),
+    (r"^(?=(json_schema|regex|ebnf|grammar|structural_tag)\b)", _PREFIX),
 )
 
 
@@ -95,6 +99,7 @@ class TokensJob(Job):
 
     completion: PreparedCompletion
     shows_usage: bool
+    shows_running_usage: bool
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole response."""
@@ -143,14 +148,23 @@ class TokensWriter(ChunkWriter):
             "finish_reason": output.finish_reason,
             "token_ids": list(output.token_ids),
         }
-        return ({"request_id": self._job.context.request_id, "choices": [choice]},)
+        chunk: dict[str, Any] = {
+            "request_id": self._job.context.request_id,
+            "choices": [choice],
+        }
+        if self._job.shows_running_usage:
+            chunk["usage"] = self._usage()
+        return (chunk,)
 
     async def end(self) -> Sequence[Chunk]:
         """Return the usage chunk, if requested."""
         if not self._job.shows_usage:
             return ()
-        usage = self._replies.usage([len(self._job.completion.prompts[0])])
-        return ({"request_id": self._job.context.request_id, "choices": [], "usage": usage},)
+        last = {"request_id": self._job.context.request_id, "choices": [], "usage": self._usage()}
+        return (last,)
+
+    def _usage(self) -> dict[str, Any]:
+        return self._replies.usage([len(self._job.completion.prompts[0])])
 
 
 def _logprobs(
@@ -179,10 +193,12 @@ async def prepare_generate_tokens(
     with in_callers_words(_NAMES):
         completion = await prepare_completion(server, whole, context)
     options = body.stream_options
+    shows_usage = options is not None and bool(options.include_usage)
     return TokensJob(
         context=context,
         requests=completion.requests,
         streams=bool(body.stream),
         completion=completion,
-        shows_usage=options is not None and bool(options.include_usage),
+        shows_usage=shows_usage,
+        shows_running_usage=shows_usage and bool(options and options.continuous_usage_stats),
     )

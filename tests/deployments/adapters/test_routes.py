@@ -67,6 +67,7 @@ PINNED = {"pinned": True, "load_inplace": True}
         ("/load_lora_adapter", {}, (("pinned", False), ("replaces", False))),
         ("/load_lora_adapter", PINNED, (("pinned", True), ("replaces", True))),
         ("/unload_lora_adapter", {}, (("ends", False),)),
+        ("/unload_lora_adapter", {"lora_int_id": 3}, (("ends", False),)),
         ("/unload_lora_adapter", {"force": True}, (("ends", True),)),
     ],
 )

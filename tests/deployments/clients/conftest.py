@@ -15,6 +15,12 @@ import pytest
 CLIENTS = {
     "test_anthropic.py": "anthropic",
     "test_ollama.py": "ollama",
+    "test_cohere.py": "cohere",
+    "test_text_generation.py": "text_generation",
+    "test_huggingface_hub.py": "huggingface_hub",
+    "test_ollama_embeddings.py": "ollama",
+    "test_cohere_embeddings.py": "cohere",
+    "test_huggingface_hub_embeddings.py": "huggingface_hub",
     "test_langchain.py": "langchain_openai",
     "test_instructor.py": "instructor",
     "test_pydantic_ai.py": "pydantic_ai",
@@ -41,10 +47,10 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.fixture(scope="session")
-def model() -> str:
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> str:
     """Name that the server gives its model."""
-    return "smollm2-135m-instruct"
+    return "all-minilm-l6-v2" if "embeddings" in request.path.stem else "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="session")

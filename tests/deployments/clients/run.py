@@ -1,9 +1,9 @@
-"""Run the tests of every client, each in its own environment, against one server.
+"""Run the tests of every client, each in its own environment: texts first, then embeddings.
 
     python tests/deployments/clients/run.py [CLIENT ...]
 
 Environments are kept in `~/.cache/remora/clients`. If REMORA_URL and REMORA_TOKENIZER are set, that
-server is used.
+server is used, without the tests of embeddings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,12 +36,18 @@ START_TIMEOUT_S = 180.0
 CLIENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "anthropic": ("anthropic", ("anthropic>=2.12,<3",)),
     "ollama": ("ollama", ("ollama>=0.6.3,<0.7",)),
+    "cohere": ("cohere", ("cohere>=7.3,<8",)),
+    "text_generation": ("text_generation", ("text-generation==0.7.0",)),
+    "huggingface_hub": ("huggingface_hub", ("huggingface_hub>=2.4,<3", "numpy")),
     "langchain": ("langchain_openai", ("langchain-openai>=1.1,<2",)),
     "instructor": ("instructor", ("instructor==1.17.0",)),
     "pydantic_ai": ("pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
     "litellm": ("litellm", ("litellm>=1.100,<2", "mcp")),
     "lm_eval": ("lm_eval", ("lm-eval[api]==0.4.13", "torch==2.13.0", "transformers==5.23.0")),
 }
+
+# Clients that have tests of embeddings, too: test_CLIENT_embeddings.py.
+EMBEDDING_CLIENTS = ("ollama", "cohere", "huggingface_hub")
 
 console = Console()
 
@@ -64,8 +70,8 @@ def make_environment(name: str) -> Path:
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """Start a server on a free port and yield its address."""
+def serving(config_name: str) -> Iterator[str]:
+    """Start a server of a configuration of this folder on a free port, and yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     remora = shutil.which("remora", path=str(Path(sys.executable).parent))
@@ -74,8 +80,8 @@ def serving() -> Iterator[str]:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "server.yaml"
         # `api` is the last section of the file.
-        given = (HERE / "server.yaml").read_text("utf-8")
-        config.write_text(f"{given.rstrip()}\n        batch_dir: {folder}/batches\n", "utf-8")
+        given = (HERE / config_name).read_text("utf-8").rstrip().removesuffix(" {}")
+        config.write_text(f"{given}\n        batch_dir: {folder}/batches\n", "utf-8")
         server = subprocess.Popen([remora, "serve", str(config), "--port", str(port)])
         url = f"http://127.0.0.1:{port}"
         try:
@@ -98,17 +104,21 @@ def _wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"The server was not ready after {START_TIMEOUT_S:g} s.")
 
 
-def run_tests(name: str, url: str, tokenizer: str) -> bool:
-    """Run one client's tests in its environment; return whether all passed."""
+def run_tests(name: str, url: str, tokenizer: str, *, suffix: str = "") -> bool:
+    """Run one client's tests in its environment; return whether all passed.
+
+    suffix:  of the tests' file name
+    """
     module, _ = CLIENTS[name]
-    console.rule(name)
+    console.rule(name + suffix)
     command = [str(make_environment(name)), "-m", "pytest", "-c", str(HERE / "standalone.ini")]
-    command += [f"--confcutdir={HERE}", str(HERE / f"test_{name}.py")]
+    command += [f"--confcutdir={HERE}", str(HERE / f"test_{name}{suffix}.py")]
     environment = {
         "REMORA_CLIENT": module,
         "REMORA_URL": url,
         "REMORA_TOKENIZER": tokenizer,
-        "HF_HUB_OFFLINE": "1",
+        # Its client refuses to send anything while offline.
+        "HF_HUB_OFFLINE": "0" if name == "huggingface_hub" else "1",
         "ANONYMIZED_TELEMETRY": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
@@ -127,14 +137,17 @@ def main(names: list[str]) -> int:
     for name in chosen:
         make_environment(name)
     given = os.environ.get("REMORA_URL")
-    if given:
-        passed = {name: run_tests(name, given, tokenizer) for name in chosen}
-    else:
-        with serving() as url:
-            passed = {name: run_tests(name, url, tokenizer) for name in chosen}
+    with nullcontext(given) if given else serving("server.yaml") as url:
+        passed = {name: run_tests(name, url, tokenizer) for name in chosen}
+    embedding = [name for name in chosen if name in EMBEDDING_CLIENTS]
+    if embedding and not given:
+        with serving("embedder.yaml") as url:
+            for name in embedding:
+                is_good = run_tests(name, url, tokenizer, suffix="_embeddings")
+                passed[f"{name}, embeddings"] = is_good
     console.rule("clients")
     for name, ok in passed.items():
-        console.print(f"{name:12} {'passed' if ok else 'FAILED'}")
+        console.print(f"{name:28} {'passed' if ok else 'FAILED'}")
     return 0 if all(passed.values()) else 1
 
 

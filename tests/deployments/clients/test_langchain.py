@@ -77,3 +77,25 @@ def test_tools_are_bound_called_and_answered(chat: Any) -> None:
     assert call["name"] == "get_weather"
     assert whole.tool_calls[0]["args"] == call["args"]
     assert final.content is not None
+
+
+def test_responses_continue_and_call_custom_tools(server_url: str, model: str) -> None:
+    chat: Any = ChatOpenAI(
+        base_url=f"{server_url}/v1",
+        api_key="any",
+        model=model,
+        temperature=0,
+        max_tokens=64,
+        max_retries=0,
+        use_responses_api=True,
+    )
+
+    first = chat.invoke("What is the capital of France?")
+    second = chat.invoke("And of Italy?", previous_response_id=first.response_metadata["id"])
+    chunks = list(chat.stream("What is the capital of France?"))
+    called = chat.bind_tools([get_weather], tool_choice="any").invoke("The weather in Paris?")
+
+    assert "Paris" in first.text
+    assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]
+    assert "Paris" in "".join(chunk.text for chunk in chunks)
+    assert called.tool_calls[0]["name"] == "get_weather"

@@ -71,3 +71,32 @@ def test_errors_are_told_apart(options: dict[str, Any]) -> None:
         litellm.completion(**options, messages=FRANCE, max_tokens=10**6)
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(**options | {"model": "openai/nobody"}, messages=FRANCE)
+
+
+def test_responses(server_url: str, model: str) -> None:
+    to: dict[str, Any] = {
+        "model": f"openai/{model}",
+        "api_base": f"{server_url}/v1",
+        "api_key": "any",
+    }
+    first = litellm.responses(**to, input="What is the capital of France?", max_output_tokens=24)
+    second = litellm.responses(
+        **to, input="And of Italy?", previous_response_id=first.id, max_output_tokens=24
+    )
+
+    assert first.status in ("completed", "incomplete")
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def test_messages_of_anthropic(server_url: str, model: str) -> None:
+    answer = litellm.completion(
+        model=f"anthropic/{model}",
+        api_base=server_url,
+        api_key="any",
+        messages=FRANCE,
+        max_tokens=16,
+        temperature=0,
+        max_retries=0,
+    )
+
+    assert "Paris" in answer.choices[0].message.content

@@ -184,6 +184,60 @@ def test_completions(client: openai.OpenAI, model: str) -> None:
     assert answer.choices[0].logprobs is not None
 
 
+def test_stored_chats(client: openai.OpenAI, model: str) -> None:
+    chats = client.chat.completions
+    made = chats.create(
+        model=model, messages=FRANCE, max_tokens=8, store=True, metadata={"for": "clients"}
+    )
+
+    assert chats.retrieve(made.id).choices[0].message == made.choices[0].message
+    assert made.id in [one.id for one in chats.list(metadata={"for": "clients"})]
+    assert [one.content for one in chats.messages.list(made.id)] == [FRANCE[0]["content"]]
+    assert chats.update(made.id, metadata={"for": "us"}).metadata == {"for": "us"}
+    assert chats.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        chats.retrieve(made.id)
+
+
+def test_a_custom_tool_is_called(client: openai.OpenAI, model: str) -> None:
+    tool: Any = {"name": "run", "description": "Runs a command"}
+    chat = client.chat.completions.create(
+        model=model,
+        messages=FRANCE,
+        tools=[{"type": "custom", "custom": tool}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_completion_tokens=80,
+        temperature=0,
+    )
+    response = client.responses.create(
+        model=model,
+        input="List the files.",
+        tools=[{"type": "custom", **tool}],
+        tool_choice="required",
+        max_output_tokens=80,
+        temperature=0,
+    )
+
+    (call,) = chat.choices[0].message.tool_calls or []
+    assert call.type == "custom"
+    assert call.custom.name == "run"
+    assert "run" in [item.name for item in response.output if item.type == "custom_tool_call"]
+
+
+def test_several_conversations_in_one_body(client: openai.OpenAI, model: str) -> None:
+    italy = [{"role": "user", "content": "What is the capital of Italy?"}]
+    body = {"model": model, "messages": [FRANCE, italy], "max_tokens": 16, "temperature": 0}
+    answer = client.post(
+        "/chat/completions/batch", body=body, cast_to=openai.types.chat.ChatCompletion
+    )
+
+    texts = [choice.message.content or "" for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert "Paris" in texts[0]
+    assert texts[1] not in ("", texts[0])
+
+
 def test_responses(client: openai.OpenAI, model: str) -> None:
     first = client.responses.create(
         model=model, input="What is the capital of France?", temperature=0, max_output_tokens=24
