@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
@@ -25,12 +26,14 @@ from remora.engine.sampling.sampler import check_token_ids
 from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.scheduler.admission import check_fits
 from remora.engine.scheduler.admission_pace import AdmissionPace
+from remora.engine.scheduler.beam_searches import BeamSearches
 from remora.engine.scheduler.outputs import output_of
 from remora.engine.scheduler.plan_builder import PlanBuilder
 from remora.engine.scheduler.scheduler import Scheduler
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.scheduler.timeouts import Timeouts
 from remora.engine.spec.speculation import Speculation
+from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64
@@ -49,12 +52,14 @@ class Engine:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Begin without requests.
 
         overlap:      whether the runner begins a step before the result of the one before is known
         speculation:  drafts tokens; not together with `overlap`, because the number of tokens that
                       a step yields is not known before its result
+        tokenizer:    for stop texts of beams; None = they end none
         """
         if overlap and speculation is not None:
             raise ConfigError("speculation does not work while steps overlap")
@@ -72,18 +77,20 @@ class Engine:
             eviction=plan.prefix_eviction,
             windows=_windows(plan),
         )
+        stop_ids = frozenset(eos_token_ids)
         self._scheduler = Scheduler(
             self._kv,
             max_running=plan.max_running_requests,
             max_step_tokens=plan.max_step_tokens,
             chunk_tokens=plan.prefill_chunk_tokens,
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=stop_ids,
             conservativeness=plan.conservativeness,
             priority_preemption_gap=plan.priority_preemption_gap,
             adapters=_slots(plan),
             rules=plan.scheduling,
             seed=plan.random_seed,
             speculation=speculation,
+            searches=BeamSearches(stop_ids, tokenizer),
         )
         self._pace = AdmissionPace(
             interval_steps=plan.scheduling.admission_interval_steps,
@@ -125,7 +132,12 @@ class Engine:
         beams: BeamPages | None = None
         if sampling.beams is not None:
             max_tokens, beams = beams_for(request, max_tokens, self.plan)
-        for index in range(sampling.n if beams is None else 1):
+        num_sequences = sampling.n if beams is None else 1
+        shares = self._shares_prompt(num_sequences, len(prompt))
+        namespace = request.namespace
+        if shares and not self.plan.prefix_cache:
+            namespace = replace(namespace, request_id=request.request_id)
+        for index in range(num_sequences):
             self._num_arrived += 1
             sequences[index] = Sequence(
                 request=request,
@@ -136,18 +148,23 @@ class Engine:
                 max_tokens=max_tokens,
                 token_ids=[*prompt, *request.given_ids],
                 num_prompt_tokens=len(prompt),
-                namespace=request.namespace,
+                namespace=namespace,
                 leader=leader,
                 arrived_s=arrived_s,
                 beams=beams,
             )
-            if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
+            if shares:
                 leader = sequences[0]  # the others borrow its prompt pages
             if self._held is None:
                 self._scheduler.add(sequences[index])
             else:
                 self._held.append(sequences[index])
         self._open[request.request_id] = sequences
+
+    def _shares_prompt(self, num_sequences: int, num_prompt_tokens: int) -> bool:
+        """Return whether a request's sequences share the pages of their prompt."""
+        is_several = num_sequences > 1 and num_prompt_tokens > self.plan.page_size
+        return is_several and self.plan.share_prompts
 
     def _priority(self, request: Request) -> int:
         if not self.plan.scheduling.use_priorities:
@@ -371,6 +388,9 @@ class Engine:
         sequences = self._open.get(request_id)
         if sequences is not None and all(seq.is_finished for seq in sequences.values()):
             del self._open[request_id]
+            namespace = next(iter(sequences.values())).namespace
+            if namespace.request_id:
+                self._kv.drop(namespace)
 
 
 def _windows(plan: EnginePlan) -> WindowPages | None:

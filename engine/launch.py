@@ -369,6 +369,7 @@ def _make_engine(
         runner,
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=facts.vocab_size,
+        tokenizer=tokenizer if tokenizer.takes_text else None,
         overlap=plan.on_device.overlap,
         speculation=build_speculation(
             plan,

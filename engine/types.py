@@ -78,6 +78,14 @@ class Reversible(Protocol):
         """Go back to a position, of which nothing that came later counts; time does not either."""
 
 
+@runtime_checkable
+class Forkable(Protocol):
+    """What a matcher has that another row can continue without reading the output again."""
+
+    def fork(self) -> Matcher:
+        """Return a matcher at the same position, which goes its own way."""
+
+
 class Grammar(Protocol):
     """A compiled constraint on output. Immutable; sequences may share it."""
 
@@ -209,10 +217,14 @@ class Namespace:
 
     `lora_id` is assigned at each adapter load (0 = the base model) and is never a caller's string,
     so no caller can name another's entries.
+
+    request_id:  of the only request whose outputs share the entries, which are dropped when it
+                 ends; "" = any request does, and they are kept for later ones
     """
 
     lora_id: int = 0
     salt: str = ""
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,6 +300,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "--disable_chunked_prefill": Sets(key="engine.chunked_prefill", invert=True),
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
+    "--diverse_mode": Sets(key="engine.share_prompts"),
     "--tp": Sets(key="parallel.tp_size"),
     "--dp": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica, for any model"),
     "--mode": Means(

@@ -183,9 +183,6 @@ REFUSALS: Mapping[str, Rule] = {
     "runtime.health_monitor": NoEffect(
         "Ray Serve always probes replicas and replaces failed or hung ones"
     ),
-    "sampling.diverse_mode": NoEffect(
-        "outputs of one prompt (n, best_of) always share its pages and are sampled separately"
-    ),
     "scheduler.partial_fallback": NoEffect(
         "pages of a preempted request stay in the prefix cache while there is room"
     ),

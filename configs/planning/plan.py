@@ -63,6 +63,7 @@ _OF_GENERATION = (
     "cpu_kernels",
     "prefix_cache",
     "prefix_eviction",
+    "share_prompts",
     "priority_preemption_gap",
     "logit_processors",
 )
@@ -82,6 +83,7 @@ class EnginePlan:
     prefill_chunk_tokens:    most prompt tokens of one sequence in one step
     max_queued_requests:     most waiting sequences
     max_queued_tokens:       most prompt tokens of waiting sequences; None = no limit
+    share_prompts:           whether outputs of one prompt share its pages
     conservativeness:        factor on the expected output that admission reserves
     step_timeout_s:          a step that runs longer fails the replica
     random_seed:             base of the seeds for requests without one
@@ -136,6 +138,7 @@ class EnginePlan:
     max_queued_tokens: int | None = None
     numa_nodes: tuple[int, ...] = ()
     prefix_eviction: Literal["lru", "lfu"] = "lru"
+    share_prompts: bool = True
     tp_size: int = 1
     pp_size: int = 1
     micro_batches: int = 1

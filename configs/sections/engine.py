@@ -129,6 +129,11 @@ class EngineSection(Section):
     prefix_cache: bool = True
     """Whether the KV of finished sequences is kept and reused for prompts with the same prefix."""
 
+    share_prompts: bool = True
+    """Whether the outputs of one request (n, best_of) share the full pages of its prompt, which are
+    computed and stored once, with or without prefix_cache. false = each output computes what the
+    prefix cache does not have. The beams of a search always share."""
+
     prefix_eviction: Literal["lru", "lfu"] = "lru"
     """Cached prefix to evict first: lru = least recently used, lfu = least frequently used."""
 

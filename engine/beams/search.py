@@ -2,7 +2,9 @@
 
 The results are those of transformers' `generate` with `num_beams`. Groups (diverse beam search,
 arXiv:1610.02424) search one after the other, each with a penalty on the tokens of earlier ones.
-Sums are float32. Knows scores and token ids; no rows, pages or tensors.
+A path that a stop text ends is one that a stop token ends, as with `stop_strings` there.
+Sums are float32. Knows scores, token ids and whether a path's text has stopped; no rows, pages or
+tensors.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
@@ -17,6 +20,22 @@ from remora.engine.beams.params import BeamParams
 from remora.engine.types import Candidates, FloatArray
 
 ZERO = np.float32(0)
+
+End = Literal["stop_token", "stop_text", "length"]
+
+
+class PathText(Protocol):
+    """The text of a path, in which stop texts are searched."""
+
+    @property
+    def stop(self) -> str | None:
+        """The stop text that was found."""
+
+    def push(self, token_id: int, /) -> object:
+        """Add a token."""
+
+    def fork(self) -> Self:
+        """Return the text of another path that is the same so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +61,13 @@ class Beam:
 
     parent:  index of the beam that it continues, among those of the step before
     total:   sum of its tokens' log-probabilities, less penalties
+    text:    of its tokens; None = no stop text is searched
     """
 
     parent: int
     total: np.float32
     path: Step | None
+    text: PathText | None = None
 
     @property
     def token_id(self) -> int:
@@ -59,13 +80,13 @@ class Beam:
 class Finished:
     """A path that has ended.
 
-    score:    by which outputs are ranked
-    is_stop:  whether its last token ended it, rather than the length
+    score:  by which outputs are ranked
+    end:    what ended it
     """
 
     score: float
     path: Step
-    is_stop: bool
+    end: End
 
     def steps(self) -> list[Step]:
         """Return its steps in order."""
@@ -115,17 +136,31 @@ class _Group:
             total = totals[source][offset]
             if total == -np.inf:
                 break
+            if rank >= self._width and len(self.beams) == self._width:
+                break
             index = indexes[source]
             step = Step(beams[index].path, candidates[index], offset)
-            is_stop = step.token_id in self._stop_ids
-            if is_stop or length >= self._max_tokens:
-                if rank < self._width:
-                    score = float(total / _length_factor(length, self._params.length_penalty))
-                    self.finished.append(Finished(score, step, is_stop))
-            elif len(self.beams) < self._width:
-                self.beams.append(Beam(index, total, step))
+            end, text = self._end_of(beams[index], step.token_id, length)
+            if end is None:
+                if len(self.beams) < self._width:
+                    self.beams.append(Beam(index, total, step, text))
+            elif rank < self._width:
+                score = float(total / _length_factor(length, self._params.length_penalty))
+                self.finished.append(Finished(score, step, end))
         if self._is_done(length):
             self.beams = []
+
+    def _end_of(self, beam: Beam, token_id: int, length: int) -> tuple[End | None, PathText | None]:
+        """Return what ends a beam with its next token, if anything does, and the text with it."""
+        if token_id in self._stop_ids:
+            return "stop_token", None
+        text = beam.text
+        if text is not None:
+            text = text.fork()
+            text.push(token_id)
+            if text.stop is not None:
+                return "stop_text", text
+        return ("length" if length >= self._max_tokens else None), text
 
     def _penalized(self, candidates: Candidates, penalties: Mapping[int, int]) -> FloatArray:
         penalty = self._params.diversity_penalty
@@ -154,13 +189,21 @@ class _Group:
 class BeamSearch:
     """The beams of one request: one at first, up to the width after the first step."""
 
-    def __init__(self, params: BeamParams, *, stop_ids: Set[int], max_tokens: int) -> None:
+    def __init__(
+        self,
+        params: BeamParams,
+        *,
+        stop_ids: Set[int],
+        max_tokens: int,
+        text: PathText | None = None,
+    ) -> None:
         """Begin with one beam.
 
         stop_ids:    tokens that end an output, which they belong to
         max_tokens:  of an output
+        text:        of an output without tokens; None = no stop text is searched
         """
-        self.beams: list[Beam] = [Beam(0, ZERO, None)]
+        self.beams: list[Beam] = [Beam(0, ZERO, None, text)]
         self.length = 0
         self._groups = [_Group(params, stop_ids, max_tokens) for _ in range(params.num_groups)]
         self._indexes: list[Sequence[int]] = [(0,)] * params.num_groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,12 @@ class XgrammarMatcher(BaseMatcher):
     def __init__(self, compiled: xgrammar.CompiledGrammar, ends: EndMask) -> None:
         super().__init__(ends)
         self._matcher = xgrammar.GrammarMatcher(compiled)
+
+    def fork(self) -> XgrammarMatcher:
+        """Return a matcher at the same position, with what is left of the time budget."""
+        other = copy(self)  # the mask of the position is replaced, never changed
+        other._matcher = self._matcher.fork()
+        return other
 
     def _may_end(self) -> bool:
         return bool(self._matcher.is_completed())

@@ -46,7 +46,9 @@ class PageTable:
 class KVCache:
     """All KV pages of one engine.
 
-    windows:  pool of layers with a sliding window, if they have one
+    prefix_cache:  whether pages are kept for later requests; the outputs of one request may share
+                   pages without it, in a namespace of their own
+    windows:       pool of layers with a sliding window, if they have one
     """
 
     def __init__(
@@ -103,13 +105,17 @@ class KVCache:
 
     def count_cached(self, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Return how many tokens `attach_prefix` would find now."""
-        if not self.prefix_cache:
+        if not self._shares(namespace):
             return 0
         return len(self._match(namespace, tokens).pages) * self.page_size
 
     def cached_end(self, namespace: Namespace, tokens: Sequence[int]) -> RadixNode:
         """Return the node at which the longest cached prefix of `tokens` ends."""
         return self._radix.match(namespace, tokens).node
+
+    def _shares(self, namespace: Namespace) -> bool:
+        """Return whether sequences of a namespace borrow each other's pages."""
+        return self.prefix_cache or bool(namespace.request_id)
 
     def _match(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixMatch:
         """Find the longest cached prefix that a sequence can continue."""
@@ -125,7 +131,7 @@ class KVCache:
         """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""
         if table.pages or table.node is not None:
             raise InvariantViolated("a prefix was attached to a table in use")
-        if not self.prefix_cache:
+        if not self._shares(namespace):
             return 0
         match = self._match(namespace, tokens)
         self._radix.lock(match.node)
@@ -197,7 +203,7 @@ class KVCache:
         it needs, and more than admission has counted.
         """
         count = num_computed // self.page_size
-        if not self.prefix_cache or count <= table.num_published:
+        if not self._shares(namespace) or count <= table.num_published:
             return
         start = table.num_published
         node = self._radix.extend(
@@ -266,6 +272,10 @@ class KVCache:
     def _disown(self, table: PageTable, pages: Sequence[int]) -> None:
         table.owned.difference_update(pages)
         self.num_owned -= len(pages)
+
+    def drop(self, namespace: Namespace) -> None:
+        """Free all pages of a namespace, which no sequence uses any more."""
+        self._free(self._radix.drop(namespace))
 
     def flush(self) -> int:
         """Drop all cached pages that no sequence uses; returns how many."""

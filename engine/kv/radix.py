@@ -122,11 +122,16 @@ class RadixCache:
         """Return HASH_BYTES for each of up to `limit` pages, the most recently used first.
 
         A node is used no later than its parent, so a page follows all pages of its prefix. Costs
-        one hash per new page and a walk over the nodes returned.
+        one hash per new page and a walk over the nodes returned. Pages that only one request can
+        find are not among them.
         """
         hashes: list[bytes] = []
         room = limit * HASH_BYTES
-        heap = [(-root.last_used, id(root), root) for root in self._roots.values()]
+        heap = [
+            (-root.last_used, id(root), root)
+            for namespace, root in self._roots.items()
+            if not namespace.request_id
+        ]
         heapq.heapify(heap)
         while heap and room > 0:
             _, _, node = heapq.heappop(heap)
@@ -240,6 +245,26 @@ class RadixCache:
         freed = self.evict(self.num_pages)
         self._listener = listener
         listener.cleared()
+        return freed
+
+    def drop(self, namespace: Namespace) -> list[int]:
+        """Remove all pages of a namespace, none of which is locked; returns them."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return []
+        if root.num_locks:
+            raise InvariantViolated("a namespace was dropped while its pages were locked")
+        del self._roots[namespace]
+        freed: list[int] = []
+        stack = [*root.children.values()]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if self._listener is not None:
+                self._listener.removed(node, 0)
+            freed += node.pages
+            node.parent, node.children = None, {}  # its entry on the eviction heap is stale
+        self.num_pages -= len(freed)
         return freed
 
     def listen(self, listener: Listener) -> None:

@@ -17,7 +17,14 @@ import numpy as np
 
 from remora.engine.sampling.constraint_thread import ConstraintFailed
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import MaskWords, Matcher, ReasoningBudget, Reversible, RowInit
+from remora.engine.types import (
+    Forkable,
+    MaskWords,
+    Matcher,
+    ReasoningBudget,
+    Reversible,
+    RowInit,
+)
 
 
 def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
@@ -150,6 +157,20 @@ class RowConstraint:
         """Return what would restart the row here."""
         known = np.concatenate([self._init.token_ids, np.array(self._new_ids, np.int64)])
         return replace(self._init, token_ids=known)
+
+    def fork(self, row: int) -> RowConstraint | None:
+        """Return the constraint of a row with the same output so far.
+
+        None = its matcher cannot be copied; `restarted` says what would read the output again.
+        """
+        if self._matcher is not None and not isinstance(self._matcher, Forkable):
+            return None
+        other = copy(self)
+        other._init, other._new_ids = replace(self._init, row=row), [*self._new_ids]
+        other._matcher = None if self._matcher is None else self._matcher.fork()
+        other._reversible = _reversible(other._matcher)
+        other._healing, other._reasoning = copy(self._healing), copy(self._reasoning)
+        return other
 
     def ahead(self, draft_ids: Sequence[int]) -> Iterator[None]:
         """Advance by one draft after another, for a look; goes back in the end.

@@ -135,7 +135,9 @@ class RowMasks:
             if source in failed:
                 self._failed[row] = failed[source]
             elif source in held:
-                self.add_row(replace(held[source].restarted(), row=row))
+                fault = fault_of(partial(self._continue, held[source], row), row)
+                if fault is not None:
+                    self._failed[row] = fault
         self.accept(np.array(rows, np.int32), np.array(token_ids, np.int64))
 
     def drop_rows(self) -> None:
@@ -234,6 +236,14 @@ class RowMasks:
         self._constraints[init.row] = RowConstraint(
             init, self._eos_token_ids, self._vocab_size, self._spellings, can_draft=can_draft
         )
+
+    def _continue(self, source: RowConstraint, row: int) -> None:
+        """Let a row continue the output of another one."""
+        forked = source.fork(row)
+        if forked is None:
+            self._add(replace(source.restarted(), row=row))
+        else:
+            self._constraints[row] = forked
 
     def _fill(self, rows: IntArray, drafts: DraftLines | None) -> _Filling:
         """Begin to fill the masks of rows [R]."""

@@ -148,17 +148,13 @@ class SamplingParams:
             ("min_p", (0.0,)),
             ("typical_p", (1.0,)),
             ("infill", (False,)),
-            ("stop", ((),)),
-            ("stop_regex", ((),)),
             ("logprob_token_ids", ((),)),
             ("hidden_states", (False,)),
             ("custom_logit_processor", (None,)),
         ):
             if getattr(self, name) not in neutral:
                 raise InvalidSampling(
-                    f"{name} does not work together with beam search; leave it out"
-                    f"{', and use stop_token_ids' if name.startswith('stop') else ''}.",
-                    name,
+                    f"{name} does not work together with beam search; leave it out.", name
                 )
 
     def stop_ids(self, eos_token_ids: Set[int], *, constrained: bool) -> Set[int]:

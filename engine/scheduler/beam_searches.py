@@ -22,6 +22,8 @@ from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.scheduler.in_flight import InFlightStep, holds
 from remora.engine.scheduler.outputs import output_of
 from remora.engine.scheduler.sequence import Sequence
+from remora.engine.tokens.output_text import OutputText
+from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import (
     NO_CANDIDATES,
     NO_TOKEN_LEFT,
@@ -29,6 +31,7 @@ from remora.engine.types import (
     Candidates,
     FinishReason,
     LogprobRows,
+    Request,
     RowFault,
     SequenceOutput,
     StepResult,
@@ -64,8 +67,10 @@ class _Search:
 class BeamSearches:
     """The beam searches of one engine that have started."""
 
-    def __init__(self, eos_token_ids: Set[int]) -> None:
+    def __init__(self, eos_token_ids: Set[int], tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`: None = no stop text is searched."""
         self._eos_token_ids = eos_token_ids
+        self._tokenizer = tokenizer
         self._searches: dict[Sequence, _Search] = {}
 
     def start(self, root: Sequence) -> list[Sequence]:
@@ -78,6 +83,7 @@ class BeamSearches:
             sampling.beams,
             stop_ids=sampling.stop_ids(self._eos_token_ids, constrained=constrained),
             max_tokens=root.max_tokens,
+            text=self._text_of(root.request),
         )
         mates = [
             # Without tokens, so that nothing is pending.
@@ -98,6 +104,12 @@ class BeamSearches:
         ]
         self._searches[root] = _Search(root=root, search=search, beams=[root], idle=mates)
         return mates
+
+    def _text_of(self, request: Request) -> OutputText | None:
+        is_searched = request.sampling.stop or request.sampling.stop_regex
+        if self._tokenizer is None or not is_searched:
+            return None
+        return OutputText(request, self._tokenizer)
 
     def end(self, root: Sequence) -> list[Sequence]:
         """Forget the search of a sequence that ends or is preempted; returns its mates."""
@@ -244,9 +256,9 @@ def _output(root: Sequence, index: int, finished: Finished) -> SequenceOutput:
         token_ids=token_ids,
         logprobs=concat_logprobs(lines) if lines else None,
         prompt_logprobs=tuple(root.prompt_logprob_parts) if index == 0 else (),
-        stop_token_id=token_ids[-1] if finished.is_stop else None,
+        stop_token_id=token_ids[-1] if finished.end == "stop_token" else None,
     )
-    reason = FinishReason.STOP if finished.is_stop else FinishReason.LENGTH
+    reason = FinishReason.LENGTH if finished.end == "length" else FinishReason.STOP
     return replace(output, index=index, finish_reason=reason, score=finished.score)
 
 

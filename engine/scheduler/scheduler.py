@@ -76,6 +76,7 @@ class Scheduler:
         rules: SchedulingPlan = BY_ARRIVAL,
         seed: int = 0,
         speculation: Speculation | None = None,
+        searches: BeamSearches | None = None,
     ) -> None:
         self.kv = kv
         self.speculation = speculation
@@ -98,7 +99,7 @@ class Scheduler:
         self._prompts: set[Sequence] = set()
         self._refusal = Refusal()
         self.shares = FairShares()
-        self._searches = BeamSearches(self._eos_token_ids)
+        self._searches = searches or BeamSearches(self._eos_token_ids)
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class Speculation:
             del draft_ids[count:]
 
     def _begin(self, seq: Sequence) -> None:
-        self._proposer.begin(seq.order, seq.token_ids, seq.namespace)
+        self._proposer.begin(seq.order, seq.token_ids, seq.request.namespace)
         if predicted := seq.request.prediction_ids:
             output_ids = seq.token_ids[seq.num_prompt_tokens :]
             self._proposer.predict(seq.order, predicted, output_ids)

@@ -11,6 +11,7 @@ and if a prompt ends within a character, its first piece may repeat the prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import lru_cache
 
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -78,6 +79,12 @@ class Detokenizer:
             else self._text(self._shown)
         )
         return text[start:]
+
+    def fork(self) -> Detokenizer:
+        """Return the text of an output that has the same tokens so far."""
+        other = copy(self)
+        other._held = [*self._held]  # `_shown` is replaced, never changed
+        return other
 
     def finish(self) -> str:
         """Return the remaining text. Nothing may be pushed afterwards."""

@@ -2,7 +2,8 @@
 
 Runs on the caller's side, outside of the engine loop. Tokens are processed one by one, so the total
 output does not depend on how the engine groups events. Stop strings are found here and not in the
-engine: `take_stopped` returns the sequences that the engine must still abort.
+engine: `take_stopped` returns the sequences that the engine must still abort. Only beam search must
+know where its paths end, and finds them by the same `OutputText`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import Iterable
 
 from remora.engine.sampling.logprobs import concat_logprobs, to_token_logprobs
 from remora.engine.spec.counts import NONE_VERIFIED
-from remora.engine.tokens.detokenizer import Detokenizer
-from remora.engine.tokens.stops import StopTexts
+from remora.engine.tokens.output_text import OutputText
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import (
     FinishReason,
@@ -68,20 +68,8 @@ class _SequenceText:
         self.index = index
         self.is_finished = False
         self._sampling = sampling
-        self._detokenizer: Detokenizer | None = None
-        if tokenizer is not None:
-            self._detokenizer = Detokenizer(
-                tokenizer,
-                request.prompt_ids,
-                skip_special_tokens=sampling.skip_special_tokens,
-                shown_special_ids=sampling.shown_special_ids,
-                heals=request.healed_id is not None,
-            )
-        self._stops = StopTexts(
-            sampling.stop, sampling.stop_regex, include=sampling.include_stop_in_output
-        )
+        self._grown = OutputText(request, tokenizer)
         self._wants_prompt_logprobs = index == 0 and sampling.prompt_logprobs is not None
-        self._num_tokens = 0
         self._num_cached_tokens = 0
         self._queue_s = 0.0
         self._drafts = NONE_VERIFIED
@@ -132,7 +120,7 @@ class _SequenceText:
             pooled=self._pooled,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
-            num_output_tokens=self._num_tokens,
+            num_output_tokens=self._grown.num_tokens,
             num_cached_tokens=self._num_cached_tokens,
             queue_s=self._queue_s,
             drafts=self._drafts,
@@ -146,37 +134,30 @@ class _SequenceText:
     def _take_tokens(self, event: SequenceOutput) -> int:
         """Take tokens until a stop string is complete; return how many were taken."""
         for place, token_id in enumerate(event.token_ids):
-            self._num_tokens += 1
             self._token_ids.append(token_id)
             is_stop_token = event.stop_token_id is not None and place == len(event.token_ids) - 1
-            if self._detokenizer is not None and not (
-                is_stop_token and not self._sampling.include_stop_in_output
-            ):
-                self._show(self._detokenizer.push([token_id]))
-            if self.is_finished:
+            is_shown = not is_stop_token or self._sampling.include_stop_in_output
+            self._text += self._grown.push(token_id, is_shown=is_shown)
+            if self._has_stopped():
                 return place + 1
         return len(event.token_ids)
 
     def _finish(self, event: SequenceOutput) -> None:
-        if self._detokenizer is not None:
-            self._show(self._detokenizer.finish())
-            if self.is_finished:
-                return
-            self._text += self._stops.finish()
+        self._text += self._grown.finish()
+        if self._has_stopped():
+            return
         self.is_finished = True
         self._finish_reason = event.finish_reason
         if event.stop_token_id in self._sampling.stop_token_ids:
             self._stop_reason = event.stop_token_id
 
-    def _show(self, text: str) -> None:
-        if not self._stops.are_any or self._num_tokens <= self._sampling.min_tokens:
-            self._text += text
-            return
-        shown, stop = self._stops.push(text)
-        self._text += shown
-        if stop is not None:
-            self.is_finished = True
-            self._finish_reason, self._stop_reason = FinishReason.STOP, stop
+    def _has_stopped(self) -> bool:
+        """End the output if a stop text was found."""
+        if self._grown.stop is None:
+            return False
+        self.is_finished = True
+        self._finish_reason, self._stop_reason = FinishReason.STOP, self._grown.stop
+        return True
 
 
 def _prompt_lines(event: SequenceOutput) -> tuple[TokenLogprob | None, ...]:

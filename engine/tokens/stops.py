@@ -6,6 +6,8 @@ the match is complete, so the result does not depend on the pieces.
 
 from __future__ import annotations
 
+from copy import copy
+
 from remora.engine.tokens.stop_regex import stop_regex
 
 
@@ -49,6 +51,10 @@ class StopTexts:
         start = min(start, max(0, len(text) - (self._widest - 1)))
         self._held = text[start:]
         return text[:start], None
+
+    def fork(self) -> StopTexts:
+        """Return a search in a text that is the same so far."""
+        return copy(self)  # only the text held back changes
 
     def finish(self) -> str:
         """Return the text still held back, at the end of the output."""

@@ -2,6 +2,9 @@
 
 Diverse beam search is that of arXiv:1610.02424 with Hamming diversity: in each step, groups choose
 one after the other, and a token loses `diversity_penalty` for each choice of it by earlier groups.
+
+As in transformers, a step regards the best 2 (1 + the number of stop tokens, if that is more) times
+`width` continuations of a group. Texts may end so many of them that fewer beams go on.
 """
 
 from __future__ import annotations
@@ -31,28 +34,37 @@ def plain_search(
     *,
     stop_ids: set[int],
     max_tokens: int,
+    ends: Callable[[list[int]], bool] = lambda output: False,
 ) -> list[tuple[list[int], float]]:
-    """Return outputs and scores, best first."""
+    """Return outputs and scores, best first.
+
+    ends:  whether the text of an output ends it
+    """
+
+    def has_ended(output: list[int]) -> bool:
+        return output[-1] in stop_ids or len(output) == max_tokens or ends(output)
+
+    num_kept = max(2, 1 + len(stop_ids)) * params.width // params.num_groups
     groups = [_Group([([], np.float32(0))]) for _ in range(params.num_groups)]
     for length in range(1, max_tokens + 1):
         chosen: list[int] = []
         for group in groups:
             if not group.is_over:
-                _advance(group, next_scores, prompt, params, chosen, stop_ids, length, max_tokens)
+                _continue(group, next_scores, prompt, params, chosen, has_ended, num_kept)
+                _end(group, params, length, max_tokens)
                 chosen += [output[-1] for output, _ in group.beams if not group.is_over]
     done = [each for group in groups for each in group.done]
     return sorted(done, key=lambda each: -each[1])
 
 
-def _advance(
+def _continue(
     group: _Group,
     next_scores: Callable[[list[int]], Scores],
     prompt: Sequence[int],
     params: BeamParams,
     chosen: list[int],
-    stop_ids: set[int],
-    length: int,
-    max_tokens: int,
+    has_ended: Callable[[list[int]], bool],
+    num_kept: int,
 ) -> None:
     width = params.width // params.num_groups
     everything: list[tuple[np.float32, list[int]]] = []
@@ -67,14 +79,17 @@ def _advance(
         ]
     everything.sort(key=lambda each: -each[0])
     group.beams = []
-    for rank, (total, output) in enumerate(everything):
-        if output[-1] in stop_ids or length == max_tokens:
+    for rank, (total, output) in enumerate(everything[:num_kept]):
+        if has_ended(output):
             if rank < width:
-                group.done.append(
-                    (output, float(total / np.float32(length**params.length_penalty)))
-                )
+                factor = np.float32(len(output) ** params.length_penalty)
+                group.done.append((output, float(total / factor)))
         elif len(group.beams) < width:
             group.beams.append((output, total))
+
+
+def _end(group: _Group, params: BeamParams, length: int, max_tokens: int) -> None:
+    width = params.width // params.num_groups
     group.done.sort(key=lambda each: -each[1])
     del group.done[width:]
     if not group.beams:

@@ -49,6 +49,42 @@ def scores_of(model: Any, context: list[int]) -> Scores:
     return scores
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    "beams",
+    [
+        BeamParams(width=4, num_groups=2, diversity_penalty=0.8),
+        BeamParams(width=6, num_groups=3, diversity_penalty=2.0, early_stopping=True),
+        BeamParams(width=4, num_groups=4, diversity_penalty=0.3, length_penalty=0.0),
+    ],
+    ids=str,
+)
+def test_diverse_beams_of_a_model_are_those_of_a_plain_search(
+    beams: BeamParams, kernels: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama")
+    llm = make_llm(path, cpu_kernels=kernels)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    stops = {EOS, *range(20, 60)}
+    params = SamplingParams(
+        max_tokens=10, n=beams.width, beams=beams, stop_token_ids=tuple(stops - {EOS})
+    )
+
+    answers = llm.generate(PROMPTS, params)
+
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+
+        def next_scores(context: list[int]) -> Scores:
+            return scores_of(model, context)
+
+        wanted = plain_search(next_scores, prompt, beams, stop_ids=stops, max_tokens=10)
+        assert [each.token_ids for each in answer.completions] == [ids for ids, _ in wanted]
+        assert [each.score for each in answer.completions] == pytest.approx(
+            [score for _, score in wanted], rel=1e-5, abs=2e-5
+        )
+    llm.close()
+
+
 def test_a_constraint_masks_each_beam_by_its_own_output(tiny_checkpoints: TinyCheckpoints) -> None:
     path = tiny_checkpoints("llama")
     llm, model = make_llm(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

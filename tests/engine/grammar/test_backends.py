@@ -13,7 +13,7 @@ import pytest
 from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.prepare import prepare
-from remora.engine.types import Reversible
+from remora.engine.types import Forkable, Reversible
 from tests.engine.grammar.schemas import SCHEMAS
 from tests.engine.grammar.walks import (
     BACKENDS,
@@ -201,6 +201,32 @@ def test_a_matcher_goes_back_as_if_nothing_had_come(backend: str, source: str) -
             token_id = rng.choice(going_on)
             assert tried.accept(token_id)
             assert other.accept(token_id)
+
+
+@pytest.mark.parametrize("source", ["(?:ab?c|\u00e9+|12){0,9}x?", "a*", "(?:hello|true)+"])
+def test_a_fork_goes_on_as_what_has_read_the_same_and_leaves_its_origin_alone(
+    backend: str, source: str
+) -> None:
+    grammar = make_grammar(backend, K.REGEX, source)
+    rng, matcher = random.Random(source), grammar.matcher()
+    if backend == "outlines":
+        assert not isinstance(matcher, Forkable)
+        return
+    read: list[int] = []
+    for _ in range(12):
+        assert isinstance(matcher, Forkable)
+        forked = matcher.fork()
+        again = grammar.matcher()
+        assert all(map(again.accept, read))
+        for _ in range(4):
+            assert (forked.is_complete, allowed(forked)) == (again.is_complete, allowed(again))
+            token_id = rng.choice(sorted(allowed(again)))
+            assert forked.accept(token_id)
+            assert again.accept(token_id)
+        if not (going_on := sorted(allowed(matcher) - {END, OTHER_END})):
+            break
+        read.append(rng.choice(going_on))
+        assert matcher.accept(read[-1])
 
 
 def test_matchers_of_one_grammar_go_their_own_ways(backend: str) -> None:

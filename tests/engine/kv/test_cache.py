@@ -181,6 +181,36 @@ def test_switched_off_it_caches_nothing() -> None:
     assert kv.attach_prefix(PageTable(), Namespace(), [1, 2, 3, 4]) == 0
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_pages_of_one_request_are_shared_within_it_and_dropped_with_it(prefix_cache: bool) -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=prefix_cache)
+    own, tokens = Namespace(request_id="r"), [1, 2, 3, 4, 5]
+    first, second, other = PageTable(), PageTable(), PageTable()
+    kv.attach_prefix(first, own, tokens)
+    kv.try_grow(first, 5)
+    kv.publish(first, own, tokens, 5)
+
+    assert kv.attach_prefix(second, own, tokens) == 4
+    assert second.pages == first.pages[:2]
+    assert kv.attach_prefix(other, Namespace(), tokens) == 0
+    assert kv.newest_hashes(8) == b""
+    with pytest.raises(InvariantViolated, match="locked"):
+        kv.drop(own)
+    kv.release(first)
+    kv.release(second)
+    assert kv.num_cached == 2  # until the request ends
+    kv.drop(own)
+    assert (kv.num_free, kv.num_evicted) == (8, 0)
+    kv.drop(own)
+    kv.check_integrity()
+    # What is dropped is not evicted as well.
+    everything = PageTable()
+    assert len(kv.try_grow(everything, 16) or ()) == 8
+    assert kv.try_grow(PageTable(), 2) is None
+    kv.release(everything)
+    kv.check_integrity()
+
+
 def test_callers_salts_do_not_pile_up() -> None:
     kv = KVCache(8, page_size=2, prefix_cache=True)
 

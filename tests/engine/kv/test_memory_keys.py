@@ -6,6 +6,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from tests.engine.configured import PAGE_BYTES, configured, plan_for
+from tests.engine.fakes import expected_output
 from tests.engine.scheduler.scheduled import Harness
 
 UNSIZED = ("kv_tokens",)
@@ -35,6 +36,31 @@ def test_prefixes_are_kept_or_not(on: bool, cached: int) -> None:
 
     assert ask(harness, 1) == cached
     assert (harness.engine.stats().num_cached_pages > 0) == on
+
+
+@pytest.mark.observes("engine.share_prompts", "lightllm:--diverse_mode")
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(("shares", "cached"), [(True, 3 * 20), (False, 0)])
+def test_outputs_of_one_prompt_share_its_pages_or_not(
+    shares: bool, cached: int, prefix_cache: bool
+) -> None:
+    harness = configured(share_prompts=shares, prefix_cache=prefix_cache, max_step_tokens=128)
+    harness.add("r", list(range(1, 22)), 5, n=4)
+    harness.step(4)
+    most_held = harness.engine.stats().num_held_pages
+    harness.run()
+
+    computed = sum(int(plan.num_tokens.sum()) for plan in harness.runner.plans)
+    stats = harness.engine.stats()
+    if shares:
+        assert computed == 21 + 3 + 4 * 4  # a prompt, its last token for the others, outputs
+        assert most_held == 5 + 4
+    else:
+        assert computed > 2 * 21
+    assert stats.cached_tokens_total >= cached
+    assert (stats.num_cached_pages > 0) == prefix_cache
+    outputs = {tuple(harness.tokens["r", index]) for index in range(4)}
+    assert outputs == {tuple(expected_output(list(range(1, 22)), 5))}
 
 
 @pytest.mark.observes("engine.prefix_eviction")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,8 +16,16 @@ from remora.engine.sampling import constraint_thread
 from remora.engine.sampling.constraint_thread import ConstraintThread
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.spec.acceptance import NO_DRAFT, DraftLines
-from remora.engine.types import MaskWords, MatcherTooSlow, RowFault
-from tests.engine.sampling.constrained import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
+from remora.engine.types import MaskWords, MatcherTooSlow, ReasoningBudget, RowFault
+from tests.engine.sampling.constrained import (
+    EOS,
+    SPELLINGS,
+    VOCAB,
+    BrokenGrammar,
+    ToyGrammar,
+    ToyMatcher,
+    ids,
+)
 from tests.engine.sampling.sampled import make_row
 
 ROWS = np.array([0, 1], np.int32)
@@ -354,3 +364,63 @@ def test_a_row_that_takes_too_long_behind_a_draft_goes_on_without_drafts(
     masks.close()
     assert again is not None
     assert [allowed(words)[:1] for words in again.words] == [[1], ids("b")]
+
+
+@dataclass(frozen=True)
+class CountedGrammar(ToyGrammar):
+    """Counts the tokens that its matchers read."""
+
+    reads: list[int] = field(default_factory=list)
+    can_fork: bool = True
+
+    def matcher(self) -> ToyMatcher:
+        return (ForkingMatcher if self.can_fork else CountedMatcher)(self)
+
+
+class CountedMatcher(ToyMatcher):
+    def accept(self, token_id: int) -> bool:
+        assert isinstance(self._grammar, CountedGrammar)
+        self._grammar.reads.append(token_id)
+        return super().accept(token_id)
+
+
+class ForkingMatcher(CountedMatcher):
+    def fork(self) -> ForkingMatcher:
+        return copy(self)
+
+
+@pytest.mark.parametrize("can_fork", [True, False])
+@pytest.mark.parametrize("thinks", [True, False])
+def test_rows_that_continue_others_have_their_constraints(can_fork: bool, thinks: bool) -> None:
+    grammar = CountedGrammar(("ab", "ab", "abc", "cd", "ef"), can_fork=can_fork)
+    plain = ToyGrammar(grammar.steps)
+    reasoning = ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>"))) if thinks else None
+    before, read = ids("<", "e", "nd>") if thinks else [], ids("a", "b", "c")
+    masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], spellings=SPELLINGS)
+    for row in range(3):
+        # The last two were other beams, which end.
+        outputs = [*before, *read[: 3 - row]]
+        masks.add_row(make_row(row, [10], outputs, grammar=grammar, reasoning=reasoning))
+    grammar.reads.clear()
+
+    masks.move([0, 1, 2], [0, 0, 0], ids("c", "d", "c"))
+
+    assert len(grammar.reads) == (3 if can_fork else 3 + 2 * len(read))
+    for row, last in enumerate(ids("c", "d", "c")):
+        alone = make_masks()
+        alone.add_row(
+            make_row(row, [10], [*before, *read, last], grammar=plain, reasoning=reasoning)
+        )
+        got = masks.take(np.array([row], np.int32))
+        wanted = alone.take(np.array([row], np.int32))
+        assert got is not None
+        assert wanted is not None
+        assert allowed(got.words[0]) == allowed(wanted.words[0]) == ids("e", "f")
+        alone.close()
+    # They go on alone, and each can be moved again.
+    masks.accept(ROWS[:1], np.array(ids("e"), np.int64))
+    masks.move([2], [1], ids("f"))
+    taken = masks.take(np.array([1], np.int32))
+    assert taken is not None
+    assert allowed(taken.words[0]) == ids("e", "f")
+    masks.close()

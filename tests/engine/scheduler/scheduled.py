@@ -43,7 +43,8 @@ def make_request(
 class Harness:
     """An engine, and what came out of it per sequence.
 
-    runner:  instead of the fake model
+    runner:     instead of the fake model
+    tokenizer:  for stop texts of beams
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class Harness:
         made: EnginePlan | None = None,
         runner: Any = None,
         speculation: Speculation | None = None,
+        tokenizer: Any = None,
         **plan: object,
     ) -> None:
         self.plan = made or make_plan(**plan)
         window = self.plan.windows.window if self.plan.windows else None
         self.runner = runner or FakeRunner(self.plan.page_size, window)
-        self.engine = make_engine(self.plan, self.runner, overlap=overlap, speculation=speculation)
+        self.engine = make_engine(
+            self.plan, self.runner, overlap=overlap, speculation=speculation, tokenizer=tokenizer
+        )
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.described: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -167,6 +167,42 @@ def test_siblings_share_the_pages_of_their_prompt() -> None:
     assert stats.num_held_pages == 4 + 3
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(PROMPTS, st.integers(1, 4), st.integers(1, 12)), min_size=1),
+    num_pages=st.integers(14, 40),
+    overlap=st.booleans(),
+    windowed=st.booleans(),
+    aborted=st.booleans(),
+)
+def test_siblings_share_without_a_prefix_cache_and_leave_nothing(
+    requests: list[tuple[list[int], int, int]],
+    num_pages: int,
+    overlap: bool,
+    windowed: bool,
+    aborted: bool,
+) -> None:
+    options: dict[str, Any] = {"windows": make_window_room(num_pages=40)} if windowed else {}
+    harness = Harness(
+        prefix_cache=False, num_pages=num_pages, conservativeness=0.1, overlap=overlap, **options
+    )
+    for at, (prompt, n, max_tokens) in enumerate(requests[:6]):
+        harness.add(f"r{at}", prompt, max_tokens, n=n)
+        harness.step()
+    if aborted:
+        harness.abort("r0")
+    harness.run()
+
+    for at, (prompt, n, max_tokens) in enumerate(requests[:6]):
+        for index in range(n):
+            made = harness.tokens[f"r{at}", index]
+            wanted = expected_output(prompt, max_tokens)
+            assert made == wanted or (aborted and at == 0)
+    stats = harness.engine.stats()
+    assert stats.num_free_pages == stats.num_pages == num_pages
+    assert not harness.engine._kv._radix._roots
+
+
 def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
     harness = Harness(max_model_len=32)
     sampling = SamplingParams(max_tokens=None, temperature=0.0)
@@ -229,7 +265,7 @@ def test_only_the_first_of_n_scores_the_prompt() -> None:
 
 
 def test_siblings_that_cannot_borrow_do_not_wait() -> None:
-    harness = Harness(prefix_cache=False, max_step_tokens=64)
+    harness = Harness(share_prompts=False, max_step_tokens=64)
     harness.add("r", [1] * 8, 2, n=4)
 
     harness.step()

@@ -89,7 +89,7 @@ async def test_the_engine_is_asked_for_beams(
         (CHAT, {"num_beams": 99}, "num_beams"),
         (CHAT, {"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups"),
         (CHAT, {"num_beams": 4, "temperature": 0.7}, "temperature"),
-        (TEXT, {"num_beams": 4, "stop": "x"}, "stop"),
+        (TEXT, {"num_beams": 4, "min_p": 0.1}, "min_p"),
         (native(num_beams=2, top_k=5), {}, "sampling_params.top_k"),
         (light(length_penalty=2.0), {}, "parameters.length_penalty"),
     ],
@@ -147,6 +147,30 @@ async def test_native_answers_have_scores(
     response = await ask(path, server_for(body, client=SearchingEngine()), **body)
 
     assert scores(response.json()) == [-0.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        (TEXT, {"num_beams": 2, "stop": "x"}),
+        (CHAT, {"num_beams": 2, "stop": ["x"]}),
+        (native(num_beams=2, stop=["x"]), {}),
+        (light(do_beam=True, best_of=2, stop_sequences=["x"]), {}),
+    ],
+    ids=str,
+)
+async def test_stop_texts_reach_a_search(
+    where: tuple[str, dict[str, Any]], fields: dict[str, Any]
+) -> None:
+    path, body = where
+    server = server_for(body)
+
+    response = await ask(path, server, **body, **fields)
+
+    assert response.status_code == 200, response.text
+    (request,) = server.client.requests
+    assert request.sampling.beams == BeamParams(width=2)
+    assert request.sampling.stop == ("x",)
 
 
 async def test_answers_without_beams_have_no_score() -> None:
