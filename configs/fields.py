@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -55,6 +56,28 @@ def _check_not_blank(value: str) -> str:
     return value
 
 
+def base_url(text: str) -> str:
+    """Return the URL of a server in its normal form. Raises ValueError, saying what is expected."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected http://host:port or https://host:port")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected a URL without a user and a password")
+    if parts.query or parts.fragment or not text.isprintable() or " " in text:
+        raise ValueError("expected a URL without a query, a fragment and blanks")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+
+
+def _check_base_url(value: str) -> str:
+    try:
+        return base_url(value)
+    except ValueError as error:
+        raise PydanticCustomError("url", "{reason}", {"reason": str(error)}) from None
+
+
+BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
 Bytes = Annotated[
     int,
     Field(gt=0, le=2**50),

@@ -113,6 +113,8 @@ class ServeConfig(Section):
             ("model.weight_roots", bool(model.weight_roots)),
             ("model.weight_loaders", bool(model.weight_loaders)),
             ("model.weight_upload_limit", model.weight_upload_limit is not None),
+            ("model.weight_instances", bool(model.weight_instances)),
+            ("model.share_weights", model.share_weights),
             ("engine.sleep_mode", self.engine.sleep_mode),
         )
         return tuple(key for key, is_set in keys if is_set)
@@ -129,6 +131,10 @@ class ServeConfig(Section):
                 yield section, f"{name} {why}"
         if self.engine.sleep_mode and self.model.delete_after_load:
             yield "engine", "sleep_mode excludes model.delete_after_load: waking reads the files"
+        if self.model.weight_instances and self.model.weight_upload_limit is None:
+            yield "model", "weight_instances needs weight_upload_limit, the most bytes to take"
+        if self.model.share_weights and self.model.delete_after_load:
+            yield "model", "share_weights excludes delete_after_load: it reads the files"
         if self.model.weight_upload_limit is not None and self.parallel.num_nodes > 1:
             yield "model", "weight_upload_limit needs parallel.num_nodes 1"
 

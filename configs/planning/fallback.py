@@ -33,6 +33,8 @@ def check_fallback(config: ServeConfig) -> None:
         ("model.weight_roots", model.weight_roots, weights, "[]"),
         ("model.weight_loaders", model.weight_loaders, weights, "[]"),
         ("model.weight_upload_limit", model.weight_upload_limit is not None, weights, "null"),
+        ("model.weight_instances", model.weight_instances, weights, "[]"),
+        ("model.share_weights", model.share_weights, "whose weights are not read again", "false"),
         ("engine.sleep_mode", engine.sleep_mode, weights, "false"),
         ("lora.adapters", lora.adapters, "without adapters", "[]"),
         ("lora.dynamic", lora.dynamic, "without adapters", "false"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from remora.configs.fields import Bytes, Name, Section
+from remora.configs.fields import BaseUrl, Bytes, Name, Section
 
 HUB_ID = r"\w[\w.-]*/[\w.-]+(?<!\.gguf)"  # also relative paths with one slash
 Layer = Annotated[int, Field(ge=0, le=4095)]
@@ -122,6 +122,17 @@ class ModelSection(Section):
     """Largest update by /update_weights_from_tensor, in bytes or as 2GiB. The tensors stay in
     updates/ of the cache directory until later ones replace them. Same requirements as
     weight_roots, and one node. Default: the route is off."""
+
+    weight_instances: list[BaseUrl] = Field(default_factory=list, max_length=64)
+    """Other servers of the same model, http://host:port, whose weights
+    /update_weights_from_instance may take; they need share_weights. Requests to other addresses are
+    never sent. Same requirements as weight_upload_limit, which must be set and bounds the weights.
+    Default: none; the route is off."""
+
+    share_weights: bool = False
+    """Whether GET /weights gives the served weights to the operator and to servers that have his
+    key. Needs an unquantised checkpoint in safetensors or PyTorch files. Same requirements as
+    weight_roots, except for the memory."""
 
     weight_version: Name = "default"
     """Label of the weights, returned as `weight_version` until an update changes it."""

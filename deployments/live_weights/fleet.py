@@ -10,10 +10,17 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Collection
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, Unavailable
-from remora.deployments.http.generation.weight_update import Mode, Update
+from remora.deployments.http.generation.weight_update import (
+    InstanceUpdate,
+    Mode,
+    Update,
+    WeightPart,
+)
+from remora.deployments.live_weights.instance import copy_weights
 from remora.deployments.live_weights.replica import ReplicaWeights, WeightsState
 
 log = logging.getLogger(__name__)
@@ -39,10 +46,22 @@ class OnlyReplica:
 
 
 class Fleet:
-    """Weights of all replicas; see `Weights`. An operation continues when its caller leaves."""
+    """Weights of all replicas; see `Weights`. An operation continues when its caller leaves.
 
-    def __init__(self, replica: ReplicaWeights, peers: Peers) -> None:
+    instances:    addresses of servers whose weights may be taken, in the form of `base_url`
+    limit_bytes:  of what is taken
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaWeights,
+        peers: Peers,
+        instances: Collection[str] = (),
+        limit_bytes: int = 0,
+    ) -> None:
         self._replica, self._peers = replica, peers
+        self._instances, self._limit_bytes = instances, limit_bytes
+        self._is_copying = False
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
@@ -67,6 +86,23 @@ class Fleet:
     async def add_part(self, upload: str, offset: int, part: bytes) -> None:
         """Append bytes to an upload on all replicas."""
         _check(await self._peers.all("add_part", upload, offset, part))
+
+    async def update_from_instance(self, order: InstanceUpdate) -> None:
+        """Copy another server's weights to all replicas, then serve them as `update` does."""
+        if order.url not in self._instances:
+            raise InvalidRequest(
+                f"{order.url} is not in model.weight_instances, and requests are sent to no other "
+                f"address; it lists {', '.join(self._instances) or 'none'}.",
+                "url",
+                "instance_not_allowed",
+            )
+        if self._is_copying:
+            raise InvalidRequest("Another weight update is running.", code="update_running")
+        await self._whole(self._update_from_instance(order))
+
+    async def read_part(self, start: int, num_bytes: int, tag: str | None) -> WeightPart:
+        """Return a part of this replica's weights."""
+        return await self._replica.read_part(start, num_bytes, tag)
 
     async def relabel(self, version: str) -> None:
         """Change the label on all replicas."""
@@ -105,6 +141,27 @@ class Fleet:
             await self._peers.all("discard", name)
             raise
         _check(await self._peers.all("install", name))
+
+    async def _update_from_instance(self, order: InstanceUpdate) -> None:
+        upload = f"instance-{secrets.token_hex(8)}"
+        self._is_copying = True
+        try:
+            version = await copy_weights(
+                order,
+                limit_bytes=self._limit_bytes,
+                add=partial(self.add_part, upload),
+                check_config=self._replica.check_config,
+            )
+            version = order.version or version
+            log.info("weights: version %s has arrived from %s", version, order.url)
+            await self._update(
+                Update(upload=upload, is_whole=True, version=version, aborts=order.aborts)
+            )
+        except BaseException:
+            await self._peers.all("drop_upload", upload)
+            raise
+        finally:
+            self._is_copying = False
 
     async def _sleep(self, tags: frozenset[str], mode: Mode, forgets: bool) -> None:
         had = self._replica.state.released

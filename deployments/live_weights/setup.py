@@ -54,11 +54,13 @@ class ReplicaFleet:
             version=model.weight_version,
             replica=replica_id or uuid.uuid4().hex,
             can_sleep=config.engine.sleep_mode,
+            can_share=model.share_weights,
             model=built.plan.model_path,
         )
         is_alone = config.parallel.num_replicas == 1 and not config.autoscaling.is_on
         peers = OnlyReplica(replica) if is_alone or replica_id is None else ServePeers(replica)
-        return cls(replica, Fleet(replica, peers))
+        fleet = Fleet(replica, peers, model.weight_instances, model.weight_upload_limit or 0)
+        return cls(replica, fleet)
 
     def close(self) -> None:
         """Delete uploads."""

@@ -8,7 +8,7 @@ no HTTP and no other replicas.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,12 +17,15 @@ from remora.engine.client import LocalEngineClient
 from remora.engine.live.patched import live_patches
 from remora.engine.live.rank import KV_CACHE, WEIGHTS, RankWeights
 from remora.engine.live.saving import save_checkpoint
-from remora.engine.live.source import NOTHING, LiveSource
+from remora.engine.live.shared_file import SharedFile
+from remora.engine.live.source import NOTHING, LiveSource, Stamp, stamp_of
 from remora.engine.live.uploads import Uploads
 
 Mode = Literal["idle", "abort", "wait"]
 RANKS_S = 600.0  # for a change at the other ranks, which have loaded
 _WAKING = "waking"
+# Entries of a shared file's metadata.
+CONFIG, VERSION = "remora_config", "remora_weight_version"
 
 
 class OtherRanks(Protocol):
@@ -54,6 +57,8 @@ class LiveWeights:
         self._others = others or NoOtherRanks()
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()
+        self._stamp = stamp_of(rank.source)
+        self._stamps: dict[str, Stamp] = {}  # of prepared weights
 
     @property
     def source(self) -> LiveSource | None:
@@ -74,8 +79,13 @@ class LiveWeights:
             patches=live_patches(source.patches),
         )
 
+    def whole(self, folder: str) -> LiveSource:
+        """Return the source of the tensors of a folder alone."""
+        return NOTHING.patched(folder)
+
     async def prepare(self, name: str, source: LiveSource) -> None:
         """Load weights on all ranks. Raises ConfigError, and changes nothing then."""
+        self._stamps[name] = await asyncio.to_thread(stamp_of, source)
         own = asyncio.to_thread(self._rank.prepare, name, source)
         # Wait for all: weights that are loaded after they were discarded would stay.
         found = await asyncio.gather(
@@ -99,12 +109,18 @@ class LiveWeights:
                 await asyncio.sleep(0)  # later requests wait for the new weights
                 await self._client.abort(None)
             await exchanging
+            self._stamp = self._stamps.pop(name)
             self._admit()
+        self.drop_unused()
+
+    def drop_unused(self) -> None:
+        """Delete the uploads that are not served."""
         source = self._rank.source
         self.uploads.keep(() if source is None else source.patches)
 
     async def discard(self, name: str) -> None:
         """Drop prepared weights on all ranks."""
+        self._stamps.pop(name, None)
         await asyncio.to_thread(self._rank.discard, name)
         await self._others.call("discard", name)
 
@@ -140,6 +156,7 @@ class LiveWeights:
             if loads:
                 await self._load_again()
             await self._client.exchange(lambda: self._wake(tags, loads=loads))
+            self._stamp = self._stamps.pop(_WAKING, self._stamp)
             self._admit()
 
     async def save(self, out: Path, model: Path) -> int:
@@ -154,12 +171,39 @@ class LiveWeights:
         async with self._changing:
             return await asyncio.to_thread(write)
 
+    def check_config(self, raw: Mapping[str, Any]) -> None:
+        """Raise ConfigError unless a config.json describes the served model."""
+        self._rank.check_config(raw)
+
+    def share(self, source: LiveSource, version: str) -> SharedFile:
+        """Return the weights of a source as a file; call it in a thread, since it reads headers.
+
+        version:  their label, which the file's metadata tell
+        Raises ConfigError if the weights are not in files that can be read at any time.
+        """
+        metadata = {"format": "pt", CONFIG: self._rank.raw_config(), VERSION: version}
+        return SharedFile(self._rank.stored_in_files(source), metadata)
+
+    def check_files(self) -> None:
+        """Raise ConfigError if the files of the current weights were written to since loading."""
+        if stamp_of(self._rank.source) != self._stamp:
+            raise ConfigError(
+                "the files of the served weights have changed since they were loaded, so they are "
+                "other weights now; load them with /update_weights_from_disk first"
+            )
+
+    @property
+    def stamp(self) -> Stamp:
+        """The files of the current weights at the time of loading."""
+        return self._stamp
+
     def close(self) -> None:
         """Delete uploads and prepared weights."""
         self._rank.close()
         self.uploads.close()
 
     async def _load_again(self) -> None:
+        self._stamps[_WAKING] = await asyncio.to_thread(stamp_of, self._rank.source)
         own = asyncio.to_thread(self._rank.prepare_waking, _WAKING)
         others = self._others.call("prepare_waking", _WAKING)
         found = await asyncio.gather(own, others, return_exceptions=True)

@@ -9,8 +9,10 @@ weights' addresses. Knows no requests, no other ranks and no versions.
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +25,7 @@ from remora.configs.planning.plan import EnginePlan
 from remora.engine.live.asleep import AsleepForward
 from remora.engine.live.patched import PatchedWeights
 from remora.engine.live.source import LiveSource
+from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import QUANTIZATION, is_gguf, read_config, read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
@@ -204,6 +207,35 @@ class RankWeights:
         if base is None or source.patches:
             return PatchedWeights(base, source.patches)
         return base
+
+    def stored_in_files(self, source: LiveSource) -> WeightSource:
+        """Open a source's tensors as `stored` does. Raises ConfigError for those of a loader."""
+        if source.path is not None and source.load_format in self._loaders:
+            raise ConfigError(
+                f"the weights come from {source.load_format}, which makes them anew at each call; "
+                "save them with /save_weights, and load the folder on both servers"
+            )
+        return self.stored(source)
+
+    def raw_config(self) -> str:
+        """Return the model's config.json, with configured changes."""
+        return json.dumps(
+            read_raw_config(self._plan.model_path, self._plan.loading.config_overrides)
+        )
+
+    def check_config(self, raw: Mapping[str, Any]) -> None:
+        """Raise ConfigError, with what differs, unless a config.json is the served model's."""
+        found = parse_config({**raw, **self._plan.loading.config_overrides})
+        differing = [
+            f.name
+            for f in fields(found)
+            if f.compare and getattr(found, f.name) != getattr(self._model, f.name)
+        ]
+        if differing:
+            raise ConfigError(
+                f"its config.json does not describe the served model: {', '.join(differing)} "
+                f"differ{'s' if len(differing) == 1 else ''}"
+            )
 
     def _ask(self, loader: str, argument: str) -> WeightSource:
         try:

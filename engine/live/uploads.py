@@ -56,9 +56,14 @@ class Uploads:
                 f"the update is larger than the {self.limit_bytes:,} bytes of "
                 "model.weight_upload_limit; send fewer tensors at a time, or raise the limit"
             )
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._file(name).open("ab" if size else "wb") as file:
-            file.write(part)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._file(name).open("ab" if size else "wb") as file:
+                file.write(part)
+        except OSError as error:
+            self._file(name).unlink(missing_ok=True)
+            self._open.pop(name, None)
+            raise ConfigError(f"the update cannot be kept on disk: {error}") from error
         self._open[name] = size + len(part)
 
     def finish(self, name: str) -> str:

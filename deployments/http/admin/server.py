@@ -31,7 +31,7 @@ MAX_DETOKENIZE_IDS = 2**18  # the text of an id may be many times as long as the
 PREFERRED_NAMES = {"max_tokens": "max_new_tokens"}
 # Configuration that /server_info hides: paths, addresses and keys.
 _UNSHOWN: dict[str, Any] = {
-    "model": {"path", "tokenizer_path", "weight_roots"},
+    "model": {"path", "tokenizer_path", "weight_roots", "weight_instances"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "engine": {"kv_events_endpoint"},
     "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},

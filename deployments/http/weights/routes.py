@@ -6,24 +6,34 @@ A change applies to all replicas, whichever replica receives the request.
 from __future__ import annotations
 
 import binascii
+import re
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
+from remora.configs.fields import base_url
 from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.fields import Body, PathText, parse
 from remora.deployments.http.core.wire import JSONAnswer, read_bytes
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.weight_update import TAGS, Update
+from remora.deployments.http.generation.weight_update import (
+    PART_BYTES,
+    TAGS,
+    InstanceUpdate,
+    Update,
+    WeightPart,
+)
 
 _BINARY = "application/octet-stream"
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 _UploadId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Tag = Literal["weights", "kv_cache", "cuda_graph"]
 # Routes whose tensors come by ways that this server does not have, and what they would need.
@@ -67,6 +77,22 @@ class TensorBody(Body):
     weight_version: PathText | None = None
 
 
+class InstanceBody(Body):
+    """Body of /update_weights_from_instance.
+
+    url:             http://host:port of a server in model.weight_instances
+    api_key:         its admin key
+    model:           the name of the model there, if a gateway serves several
+    weight_version:  the label here; the other server's by default
+    """
+
+    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    api_key: str | None = None
+    model: PathText | None = None
+    weight_version: PathText | None = None
+    abort_all_requests: bool | None = None
+
+
 class VersionBody(Body):
     """Body of /update_weight_version."""
 
@@ -99,6 +125,7 @@ class SleepQuery(Body):
 WEIGHT_BODIES: Mapping[str, type[Body]] = {
     "/update_weights_from_disk": DiskBody,
     "/update_weights_from_tensor": TensorBody,
+    "/update_weights_from_instance": InstanceBody,
     "/update_weight_version": VersionBody,
     "/release_memory_occupation": MemoryBody,
     "/resume_memory_occupation": MemoryBody,
@@ -139,6 +166,19 @@ def weight_routes(server: ServerState) -> APIRouter:
             )
         )
         return _served(server)
+
+    @router.post("/update_weights_from_instance", dependencies=ADMIN)
+    async def from_instance(request: Request) -> Response:
+        body = parse(InstanceBody, await read_body(server, request))
+        await weights.update_from_instance(_instance(body))
+        return _served(server)
+
+    @router.get("/weights", dependencies=ADMIN)
+    async def read(request: Request) -> Response:
+        start, num_bytes = _range(request.headers.get("range", ""))
+        tag = request.headers.get("if-match")
+        part = await weights.read_part(start, num_bytes, None if tag is None else tag.strip('"'))
+        return _part_answer(part, tag)
 
     @router.post("/save_weights", dependencies=ADMIN)
     async def save(request: Request) -> Response:
@@ -213,6 +253,59 @@ def _add_refused(router: APIRouter) -> None:
 
     for path, needs in _REFUSED.items():
         refusal(path, needs)
+
+
+def _instance(body: InstanceBody) -> InstanceUpdate:
+    """Check where weights are to come from. Raises InvalidRequest."""
+    try:
+        url = base_url(body.url)
+    except ValueError as error:
+        raise InvalidRequest(f"url: {error}.", "url") from None
+    key = body.api_key
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key != ""):
+        raise InvalidRequest("api_key has characters that no header may have.", "api_key")
+    return InstanceUpdate(
+        url=url,
+        api_key=key,
+        model=body.model,
+        version=body.weight_version,
+        aborts=bool(body.abort_all_requests),
+    )
+
+
+def _range(header: str) -> tuple[int, int]:
+    """Return the start and the number of bytes to send. Raises InvalidRequest."""
+    found = _RANGE.fullmatch(header.strip())
+    if found is None:
+        raise InvalidRequest(
+            "The weights are sent in parts: send the header `range: bytes=FIRST-LAST`, and "
+            f"`if-match` with the first answer's etag. A part has at most {PART_BYTES:,} bytes.",
+            "range",
+        )
+    start, last = int(found[1]), int(found[2]) if found[2] else 2**62
+    if last < start:
+        raise InvalidRequest(f"range ends at {last}, before its start at {start}.", "range")
+    return start, min(last + 1 - start, PART_BYTES)
+
+
+def _part_answer(part: WeightPart, wanted: str | None) -> Response:
+    """Return a part of the file. Raises HTTPException 412 and 416."""
+    if wanted is not None and wanted.strip('"') != part.tag:
+        raise HTTPException(412, "The weights or their label have changed; begin again.")
+    if not part.content:
+        message = f"The weights have {part.total_bytes} bytes; the range begins behind them."
+        raise HTTPException(416, message, {"content-range": f"bytes */{part.total_bytes}"})
+    last = part.start + len(part.content) - 1
+    return Response(
+        part.content,
+        206,
+        {
+            "etag": f'"{part.tag}"',
+            "content-range": f"bytes {part.start}-{last}/{part.total_bytes}",
+            "cache-control": "no-store",
+        },
+        media_type=_BINARY,
+    )
 
 
 async def _read_part(server: ServerState, request: Request) -> tuple[TensorBody, bytes]:

@@ -29,6 +29,7 @@ class FakeLive:
         self.released: frozenset[str] = frozenset()
         self.staged: dict[str, LiveSource] = {}
         self.num_installed = 0
+        self.num_dropped = 0
         self.is_busy = False
         self.breaks: Callable[[LiveSource], bool] = lambda source: source.path == "broken"
         self.uploads = SimpleNamespace(adopt=lambda source: source)
@@ -46,6 +47,9 @@ class FakeLive:
 
     async def discard(self, name: str) -> None:
         self.staged.pop(name, None)
+
+    def drop_unused(self) -> None:
+        self.num_dropped += 1
 
     async def sleep(self, tags: frozenset[str], mode: str, *, forgets: bool = False) -> None:
         if self.is_busy:

@@ -20,12 +20,17 @@ from tests.deployments.fakes import FakeServer, make_client, make_server_config
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
 UPDATE = {"model_path": "/weights", "load_format": "auto"}
+INSTANCE = {"url": "http://other:8000"}
 LOAD = {"lora_name": "a", "lora_path": "/weights"}
 # (path, body, field that takes the value)
 FIELDS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/update_weights_from_disk", UPDATE, "model_path"),
     ("/update_weights_from_disk", UPDATE, "load_format"),
     ("/update_weights_from_disk", UPDATE, "weight_version"),
+    ("/update_weights_from_instance", INSTANCE, "url"),
+    ("/update_weights_from_instance", INSTANCE, "api_key"),
+    ("/update_weights_from_instance", INSTANCE, "model"),
+    ("/update_weights_from_instance", INSTANCE, "weight_version"),
     ("/v1/load_lora_adapter", LOAD, "lora_path"),
     ("/v1/load_lora_adapter", LOAD, "lora_name"),
     ("/load_lora_adapter", LOAD, "lora_path"),

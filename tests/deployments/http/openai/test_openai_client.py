@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from starlette.types import ASGIApp
 
 from remora.configs.errors import EngineError, QueueFull, Unavailable
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_plan
@@ -22,8 +23,15 @@ HELLO: Any = [{"role": "user", "content": "Hi"}]
 @asynccontextmanager
 async def listening(server: FakeServer) -> AsyncGenerator[str, None]:
     """Serve on a free port of this machine; yield the address."""
+    async with listening_app(make_app(server)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def listening_app(app: ASGIApp) -> AsyncGenerator[str, None]:
+    """Run an application on a free port of this machine; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(make_app(server), log_config=None, ws="none", lifespan="off")
+        config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
         uvicorn_server = uvicorn.Server(config)
         task = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
         while not uvicorn_server.started:

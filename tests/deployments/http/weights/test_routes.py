@@ -10,10 +10,18 @@ import httpx
 import pytest
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.generation.weight_update import Mode, Update
+from remora.deployments.http.generation.weight_update import (
+    PART_BYTES,
+    InstanceUpdate,
+    Mode,
+    Update,
+    WeightPart,
+)
 from tests.deployments.fakes import FakeServer, make_client
 
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+INSTANCE = "/update_weights_from_instance"
+FILE = bytes(range(100))
 ALL = frozenset({"weights", "kv_cache", "cuda_graph"})
 
 
@@ -36,6 +44,15 @@ class RecordingWeights:
     async def add_part(self, upload: str, offset: int, part: bytes) -> None:
         assert offset == len(self.received)
         self.received += part
+
+    async def update_from_instance(self, order: InstanceUpdate) -> None:
+        self.calls.append(order)
+        self.version = order.version or self.version
+
+    async def read_part(self, start: int, num_bytes: int, tag: str | None) -> WeightPart:
+        self.calls.append((start, num_bytes, tag))
+        content = FILE[start : start + num_bytes] if tag in (None, "t") else b""
+        return WeightPart(content=content, start=start, total_bytes=len(FILE), tag="t")
 
     async def relabel(self, version: str) -> None:
         self.version = version
@@ -184,6 +201,12 @@ async def test_memory_is_released_and_taken_by_tags(
         ("/wake_up", {"tags": "lora"}, None),
         ("/release_memory_occupation", {}, {"tags": ["lora"]}),
         ("/save_weights", {}, {}),
+        (INSTANCE, {}, {}),
+        (INSTANCE, {}, {"url": "ftp://other"}),
+        (INSTANCE, {}, {"url": "http://user:word@other"}),
+        (INSTANCE, {}, {"url": "http://other/?a=b"}),
+        (INSTANCE, {}, {"url": "http://other:port"}),
+        (INSTANCE, {}, {"url": "http://other", "api_key": "a\r\nb"}),
         ("/update_weights_from_distributed", {}, {"names": []}),
         ("/init_weight_transfer_engine", {}, {}),
     ],
@@ -202,6 +225,7 @@ async def test_what_is_not_offered_is_refused(
     [
         (DISK, {"model_path": "/a"}),
         (TENSOR, {"safetensors": "aGk="}),
+        (INSTANCE, {"url": "http://other"}),
         ("/update_weight_version", {"new_version": "a"}),
         ("/save_weights", {"path": "/a"}),
         ("/sleep", None),
@@ -226,3 +250,60 @@ async def test_weights_are_saved(server: FakeServer, weights: RecordingWeights) 
         answer = await client.post("/save_weights", json={"path": "/roots/a"})
     assert (answer.status_code, answer.json()["num_bytes"]) == (200, 7)
     assert weights.calls == ["/roots/a"]
+
+
+async def test_an_instance_is_named_by_the_normal_form_of_its_url(
+    server: FakeServer, weights: RecordingWeights
+) -> None:
+    body = {"url": "HTTP://Other/path/", "api_key": "secret", "weight_version": "two"}
+    async with make_client(server) as client:
+        answer = await client.post(INSTANCE, json=body)
+    assert (answer.status_code, answer.json()["weight_version"]) == (200, "two")
+    expected = InstanceUpdate(url="http://other:80/path", api_key="secret", version="two")
+    assert weights.calls == [expected]
+    assert "secret" not in repr(expected)
+
+
+async def test_shared_weights_are_sent_in_parts_with_a_tag(server: FakeServer) -> None:
+    async with make_client(server) as client:
+        first = await client.get("/weights", headers={"range": "bytes=0-59"})
+        tagged = {"range": "bytes=60-", "if-match": first.headers["etag"]}
+        second = await client.get("/weights", headers=tagged)
+    assert (first.status_code, second.status_code) == (206, 206)
+    assert first.content + second.content == FILE
+    ranges = [answer.headers["content-range"] for answer in (first, second)]
+    assert ranges == ["bytes 0-59/100", "bytes 60-99/100"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 400),
+        ({"range": "bytes=5-2"}, 400),
+        ({"range": "bytes=0-1,4-5"}, 400),
+        ({"range": "bytes=-5"}, 400),
+        ({"range": "bytes=100-"}, 416),
+        ({"range": "bytes=0-9", "if-match": '"other"'}, 412),
+    ],
+)
+async def test_other_ranges_and_tags_get_no_bytes(
+    server: FakeServer, headers: dict[str, str], status: int
+) -> None:
+    async with make_client(server) as client:
+        answer = await client.get("/weights", headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+async def test_a_part_has_at_most_a_limit_of_bytes_and_is_for_the_operator(
+    server: FakeServer, weights: RecordingWeights
+) -> None:
+    async with make_client(server) as client:
+        whole = {"range": "bytes=0-99999999999"}
+        assert (await client.get("/weights", headers=whole)).status_code == 206
+        page = {**whole, "origin": "http://elsewhere.example"}
+        assert (await client.get("/weights", headers=page)).status_code == 403
+    assert weights.calls == [(0, PART_BYTES, None)]
+    async with make_client(FakeServer()) as client:
+        answer = await client.get("/weights", headers=whole)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_enabled")
