@@ -17,6 +17,7 @@ from remora.configs.errors import ConfigError, InvalidRequest, InvalidSampling
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.beams.fit import beams_for, check_beams
 from remora.engine.beams.pages import BeamPages
+from remora.engine.embeddings import check_rows
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
@@ -186,6 +187,7 @@ class Engine:
         check_token_ids(request, self._vocab_size)
         self._check_processor(request.sampling)
         check_beams(request, self.plan)
+        _check_embeddings(request, self.plan)
         if request.heal and (
             request.grammar is not None
             or request.reasoning is not None
@@ -391,6 +393,30 @@ class Engine:
             namespace = next(iter(sequences.values())).namespace
             if namespace.request_id:
                 self._kv.drop(namespace)
+
+
+def _check_embeddings(request: Request, plan: EnginePlan) -> None:
+    given = request.embeddings
+    if given is None:
+        return
+    check_rows(given.rows, hidden_size=plan.embedding_size, dtype=plan.dtype, param="prompt")
+    if len(given) != len(request.prompt_ids):
+        raise InvalidRequest(
+            f"The prompt has {len(request.prompt_ids)} tokens and {len(given)} embeddings; give "
+            "one for each.",
+            "prompt",
+        )
+    for is_asked, what in (
+        (request.sampling.prompt_logprobs is not None, "log-probabilities of the prompt"),
+        (request.heal, "token healing"),
+        (request.prediction_ids, "a predicted output"),
+    ):
+        if is_asked:
+            raise InvalidRequest(
+                f"A prompt given as embeddings has no token ids, so {what} cannot be had with it; "
+                "leave that out, or send text or token ids.",
+                "prompt",
+            )
 
 
 def _windows(plan: EnginePlan) -> WindowPages | None:

@@ -20,11 +20,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
 from remora.configs.sections.engine import EngineSection
 from remora.configs.sections.model import ModelSection
 from remora.engine.beams.params import BeamParams
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
@@ -52,7 +55,7 @@ __all__ = [
     "SamplingParams",
 ]
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | FloatArray
 PROGRESS_FROM_PROMPTS = 4  # fewer end before a progress bar is useful
 
 
@@ -75,6 +78,7 @@ class Completion:
 class Generation:
     """The outputs of one prompt. The properties are those of the first completion.
 
+    prompt_token_ids: none of a prompt given as embeddings
     prompt_logprobs:  one for each prompt token, the first None; when requested
     hidden_states:    [num_tokens - 1, hidden_size] float32, final states of prompt and output; when
                       requested
@@ -148,8 +152,10 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         constraint: Constraint | None = None,
     ) -> list[Generation]:
-        """Generate for each prompt (text or token ids); results are in the prompts' order.
+        """Generate for each prompt; results are in the prompts' order.
 
+        A prompt is text, token ids, or an array [num_tokens, hidden_size] of numbers instead of the
+        ids' rows in the embedding table.
         `params` and `adapter` are one for all prompts, or one for each; None = the base model.
         Every output that ends with `stop` matches `constraint` as a whole. Raises PromptTooLong or
         another RequestError for an invalid prompt, parameter, adapter or constraint, before
@@ -159,13 +165,7 @@ class LLM:
         adapters = [adapter] * len(batch) if isinstance(adapter, str | None) else adapter
         grammar = None if constraint is None else self._compile(constraint)
         requests = [
-            Request(
-                request_id=f"offline-{next(self._numbers)}",
-                prompt_ids=self._tokenise(prompt),
-                sampling=sampling,
-                grammar=grammar,
-                lora_id=self._lora_id(name),
-            )
+            self._request(prompt, sampling=sampling, grammar=grammar, lora_id=self._lora_id(name))
             for prompt, sampling, name in zip(
                 batch, _as_params(params, len(batch)), adapters, strict=True
             )
@@ -234,15 +234,22 @@ class LLM:
             )
         return self._adapters[adapter]
 
-    def _tokenise(self, prompt: Prompt) -> list[int]:
+    def _request(self, prompt: Prompt, **fields: Any) -> Request:
+        embeddings = None
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens=True)
-        return list(prompt)
+            ids = self.tokenizer.encode(prompt, add_special_tokens=True)
+        elif isinstance(prompt, np.ndarray) and prompt.dtype.kind == "f":
+            embeddings = PromptEmbeddings(np.array(prompt, dtype=np.float32))
+            ids = embeddings.ids
+        else:
+            ids = list(prompt)
+        name = f"offline-{next(self._numbers)}"
+        return Request(request_id=name, prompt_ids=ids, embeddings=embeddings, **fields)
 
     def _run(self, requests: Sequence[Request]) -> list[Generation]:
         results = {
             request.request_id: Generation(
-                prompt_token_ids=list(request.prompt_ids),
+                prompt_token_ids=list(request.shown_ids),
                 completions=[Completion() for _ in range(request.sampling.n)],
             )
             for request in requests
@@ -297,9 +304,11 @@ def _sections(model: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, np.ndarray) and prompts.dtype.kind == "f":
+        return [prompts] if prompts.ndim == 2 else list(prompts)
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def _as_params(

@@ -14,13 +14,19 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.beams.moves import BeamMoves
+from remora.engine.embeddings import EmbeddedTokens, PromptEmbeddings
+from remora.engine.grammar.interface import Forkable as Forkable
+from remora.engine.grammar.interface import Grammar as Grammar
+from remora.engine.grammar.interface import MaskWords as MaskWords
+from remora.engine.grammar.interface import Matcher as Matcher
+from remora.engine.grammar.interface import MatcherTooSlow as MatcherTooSlow
+from remora.engine.grammar.interface import Reversible as Reversible
 from remora.engine.sampling.params import MAX_LOGPROBS as MAX_LOGPROBS
 from remora.engine.sampling.params import MAX_N as MAX_N
 from remora.engine.sampling.params import MAX_SEED as MAX_SEED
@@ -35,7 +41,6 @@ IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
-MaskWords = npt.NDArray[np.int32]
 
 NO_DRAFTS: IntArray = np.empty(0, dtype=np.int32)
 NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
@@ -47,54 +52,6 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-
-
-class MatcherTooSlow(Exception):
-    """A grammar takes more time than one row may cost the others."""
-
-
-class Matcher(Protocol):
-    """A sequence's position in its grammar. May raise MatcherTooSlow."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether only an end-of-sequence token may follow."""
-
-    def fill(self, words: MaskWords) -> None:
-        """Write the allowed tokens: bit i of `words` [ceil(vocab_size / 32)] is token i."""
-
-    def accept(self, token_id: int) -> bool:
-        """Advance by one token; returns False, and changes nothing, if it is not allowed."""
-
-
-@runtime_checkable
-class Reversible(Protocol):
-    """What a matcher has to have for drafts: it can be advanced by them, and go back."""
-
-    def save(self) -> object:
-        """Return the current position, for `restore`."""
-
-    def restore(self, position: object) -> None:
-        """Go back to a position, of which nothing that came later counts; time does not either."""
-
-
-@runtime_checkable
-class Forkable(Protocol):
-    """What a matcher has that another row can continue without reading the output again."""
-
-    def fork(self) -> Matcher:
-        """Return a matcher at the same position, which goes its own way."""
-
-
-class Grammar(Protocol):
-    """A compiled constraint on output. Immutable; sequences may share it."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in memory."""
-
-    def matcher(self) -> Matcher:
-        """Return a new matcher at the start of the grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +112,8 @@ class Request:
     prediction_ids:  tokens that the output is expected to have, a source of drafts
     pooling:     of a request to a pooling model; None = generate text
     tenant:      whose request it is
+    embeddings:  of the whole prompt, which then has no token ids: `prompt_ids` are
+                 `embeddings.ids`; None = it has
     """
 
     request_id: str
@@ -171,6 +130,7 @@ class Request:
     prediction_ids: SequenceABC[int] = ()
     pooling: PoolingParams | None = None
     tenant: Tenant = EVERYONE
+    embeddings: PromptEmbeddings | None = None
 
     @property
     def given_ids(self) -> SequenceABC[int]:
@@ -180,7 +140,13 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """Namespace of its pages in the prefix cache."""
-        return Namespace(lora_id=self.lora_id, salt=self.cache_salt)
+        digest = "" if self.embeddings is None else self.embeddings.digest
+        return Namespace(lora_id=self.lora_id, salt=self.cache_salt, embeddings=digest)
+
+    @property
+    def shown_ids(self) -> SequenceABC[int]:
+        """The prompt's token ids; none if it was given as embeddings."""
+        return self.prompt_ids if self.embeddings is None else ()
 
     @property
     def healed_id(self) -> int | None:
@@ -218,12 +184,14 @@ class Namespace:
     `lora_id` is assigned at each adapter load (0 = the base model) and is never a caller's string,
     so no caller can name another's entries.
 
+    embeddings:  digest of a prompt given as embeddings, whose ids say nothing
     request_id:  of the only request whose outputs share the entries, which are dropped when it
                  ends; "" = any request does, and they are kept for later ones
     """
 
     lora_id: int = 0
     salt: str = ""
+    embeddings: str = ""
     request_id: str = ""
 
 
@@ -240,6 +208,7 @@ class RowInit:
     grammar, reasoning: as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
+    has_ids:            whether the prompt's ids are tokens; it may be given as embeddings instead
     """
 
     row: int
@@ -253,6 +222,7 @@ class RowInit:
     reasoning: ReasoningBudget | None = None
     healed_id: int | None = None
     adapter_slot: int = 0
+    has_ids: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +251,7 @@ class StepPlan:
     num_drafts:  [num_rows] drafts among the row's tokens, which are its last ones: the row yields a
                  new token for each draft that turns out right, and one more; empty = no row has any
     draft_ids:   [sum of num_drafts] the drafts, row by row
+    embedded:    tokens whose embeddings are given; None = there are none
     moves:       of beam searches, after `added` and before new pages; None = there are none
     """
 
@@ -297,6 +268,7 @@ class StepPlan:
     window_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     num_drafts: IntArray = field(default_factory=lambda: NO_DRAFTS)
     draft_ids: TokenArray = field(default_factory=lambda: NO_TOKENS)
+    embedded: EmbeddedTokens | None = None
     moves: BeamMoves | None = None
 
 

@@ -201,8 +201,9 @@ def http_faults(path: Path) -> list[str]:
     """Return which imports of a module below deployments/http reach into a neighbouring API."""
     package = "remora.deployments.http."
     folder = path.relative_to(ROOT / "deployments" / "http").parts[0]
-    allowed = {"core": {"core"}, "generation": {"core", "generation"}}.get(
-        folder, {"core", "generation", "storage", folder}
+    shared = {"core", "prompt_embeddings"}
+    allowed = {"core": {"core"}, "prompt_embeddings": shared}.get(
+        folder, shared | {"generation", *({"storage", folder} if folder != "generation" else ())}
     )
     return [
         f"{name_of(path)}:{line}: {folder} may not import {module}"

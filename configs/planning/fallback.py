@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
 from remora.configs.schema import ServeConfig
 
 REASON = "the model is run by transformers' code"
 
 
-def check_fallback(config: ServeConfig) -> None:
-    """Raise ConfigError for keys that only remora's own model implementations support."""
+def check_fallback(config: ServeConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError for keys that only remora's own models support, if it is none."""
+    if facts.implementation != "transformers":
+        return
     model, engine, lora = config.model, config.engine, config.lora
     weights = "whose weights cannot change while it serves"
     for key, is_asked, reason, instead in (
@@ -36,6 +39,12 @@ def check_fallback(config: ServeConfig) -> None:
         ("model.weight_instances", model.weight_instances, weights, "[]"),
         ("model.share_weights", model.share_weights, "whose weights are not read again", "false"),
         ("engine.sleep_mode", engine.sleep_mode, weights, "false"),
+        (
+            "api.prompt_embeddings",
+            config.api.prompt_embeddings,
+            "which is given token ids",
+            "false",
+        ),
         ("lora.adapters", lora.adapters, "without adapters", "[]"),
         ("lora.dynamic", lora.dynamic, "without adapters", "false"),
     ):

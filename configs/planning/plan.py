@@ -108,6 +108,8 @@ class EnginePlan:
     rounding:                formats to which weights are rounded on loading; empty = none
     formats:                 to which weights are rounded on a CPU; None = to none
     speculation:             how rows get drafts; None = not at all
+    embedding_size:          numbers of each embedding that a prompt may be given as; None = prompts
+                             are token ids only
     draft:                   of the draft model, with the rows, steps and pages of this plan; None =
                              there is none
     """
@@ -158,6 +160,7 @@ class EnginePlan:
     rounding: str = ""
     formats: Rounding | None = None
     speculation: SpeculationPlan | None = None
+    embedding_size: int | None = None
     draft: EnginePlan | None = None
 
     @property
@@ -210,8 +213,7 @@ def make_plan(
     engine.device cuda each rank has its own GPU. Raises ConfigError, with settings that would work.
     """
     engine, parallel = config.engine, config.parallel
-    if model.implementation == "transformers":
-        check_fallback(config)
+    check_fallback(config, model)
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
     _check_device(config, device)
@@ -261,6 +263,7 @@ def make_plan(
         **kv_fields(config, model, dtype, on_device, machine),
         **_rounding_fields(config, model, dtype, formats),
         speculation=plan_speculation(config, device),
+        embedding_size=model.hidden_size if model.implementation == "remora" else None,
     )
     return _with_pools(plan, config, model, budget, reserved.token_bytes)
 

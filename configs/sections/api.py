@@ -118,6 +118,11 @@ class ApiSection(Section):
     """Whether /generate may return the final hidden states of prompt and output
     (`return_hidden_states`). Such prompts do not use the prefix cache. Needs parallel.pp_size 1."""
 
+    prompt_embeddings: bool = False
+    """Whether prompts may be given as embeddings instead of text: `input_embeds` of SGLang's
+    /generate and `prompt_embeds` of /v1/completions. They reach the model unchecked but for their
+    shape and finite numbers."""
+
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] | None = None
     """Threads that tokenise and render prompts over 16 KiB; shorter ones are processed on the event
     loop. Default: cores + 4, at most 32."""

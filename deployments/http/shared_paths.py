@@ -27,7 +27,7 @@ from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse
 from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
 from remora.deployments.http.llamacpp import info as llama_info
 from remora.deployments.http.llamacpp.bodies import LlamaTokenizeBody
-from remora.deployments.http.sglang.bodies import GenerateBody, parse_generate
+from remora.deployments.http.sglang.bodies import PROMPT_FIELDS, GenerateBody, parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
 from remora.deployments.http.tei.info import tei_info
 from remora.deployments.http.tgi.bodies import TgiBody, parse_tgi
@@ -55,7 +55,7 @@ def _light(*, stream: bool | None) -> Endpoint[LightBody]:
 
 
 def _is_tgi(body: Any) -> bool:
-    return isinstance(body, dict) and "inputs" in body and not {"text", "input_ids"} & body.keys()
+    return isinstance(body, dict) and "inputs" in body and not PROMPT_FIELDS & body.keys()
 
 
 def dialect_of_body(body: Any) -> Dialect:

@@ -84,7 +84,7 @@ def _line(trace: RequestTrace) -> dict[str, Any]:
         "error": trace.error,
         "requests": [
             {
-                "prompt_ids": list(request.prompt_ids),
+                "prompt_ids": list(request.shown_ids),
                 "adapter": request.lora_id,
                 "sampling": non_default(request.sampling),
             }

@@ -77,7 +77,7 @@ class RequestLog:
 
     def _prompt(self, request: Request, is_clipped: bool) -> str:
         # Most tokens hold a character or more; four per character covers byte tokens.
-        ids = request.prompt_ids[: 4 * CLIPPED_CHARS] if is_clipped else request.prompt_ids
+        ids = request.shown_ids[: 4 * CLIPPED_CHARS] if is_clipped else request.shown_ids
         return _clip(self._tokenizer.decode(ids, skip_special_tokens=False), is_clipped)
 
 

@@ -30,7 +30,7 @@ from remora.engine.graphs.staging import Arrays, Shape, Staging, room_for
 from remora.engine.graphs.step_sampling import StepSampling, choose_in_graph
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, HostPlanned, Model
-from remora.engine.runner.batch import ForwardBatch
+from remora.engine.runner.batch import ForwardBatch, GivenRows
 from remora.engine.runner.inputs import NOTHING_GROWN, Int32Array, StepInputs, dummy_step
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
@@ -283,6 +283,7 @@ class DeviceForward:
             extend_lens=tuple(inputs.lengths[num_decodes:].tolist()),
             logit_index=logit_index,
             adapters=RowGroups.of(inputs.adapters, self._device),
+            embedded=GivenRows.of(inputs.embedded, self._device),
         )
         batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
@@ -310,6 +311,8 @@ class DeviceForward:
     def _replay(self, inputs: StepInputs) -> PassOutput | None:
         """Run a step as a captured graph; None when no graph fits."""
         if self._max_tokens is not None and inputs.lengths.max() > self._max_tokens:
+            return None
+        if inputs.embedded is not None:
             return None
         if inputs.num_decodes == len(inputs.rows):
             return self._replay_decode(inputs)

@@ -185,6 +185,7 @@ class StepProgramBuilder:
         if model.embedding.adapters is not None:
             updates = self._products.updates(model.embedding.adapters)
             program.update_embedded(updates, self._stream)
+        num_embedding = len(program)
         if model.positions is not None:
             program.embed(model.positions, self._stream, by_position=True)
         starts: list[int] = []
@@ -200,6 +201,7 @@ class StepProgramBuilder:
             model.embedding.weight.mul_(scale)
         return StepProgram(
             program,
+            num_embedding=num_embedding,
             head_start=head_start,
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
@@ -211,6 +213,7 @@ class StepProgramBuilder:
             window_pages=[cache.data for cache in self._caches if cache.is_windowed],
             captures=[starts[layer] for layer in self._shape.captures],
             residual_scale=config.block.residual_scale,
+            embedding_scale=scale,
         )
 
     def _allocate_rows(self) -> None:

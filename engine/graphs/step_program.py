@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.graphs.step_weights import Piece
 from remora.engine.runner.inputs import StepInputs
 from remora.kernels.cpu.buffers import Batch
@@ -30,6 +31,7 @@ class StepProgram:
         self,
         program: Program,
         *,
+        num_embedding: int,
         head_start: int,
         logits: Tensor,
         stream: Tensor,
@@ -41,9 +43,11 @@ class StepProgram:
         window_pages: Sequence[Tensor] = (),
         captures: Sequence[int] = (),
         residual_scale: float = 1.0,
+        embedding_scale: float = 1.0,
     ) -> None:
         """See `step_builder.StepProgramBuilder`.
 
+        num_embedding:  operations that look tokens up, the first ones
         head_start:  index of the first operation on rows of logits
         logits:      [most rows, vocab_size], output buffer
         stream:      [most tokens, hidden_size] float32, output of the last layer
@@ -54,8 +58,10 @@ class StepProgram:
         window_pages:  the same of layers with a window and a pool of their own
         captures:    indices of the operations before which the stream is captured
         residual_scale:  that the stream is divided by
+        embedding_scale:  factor that is in `embedding`
         """
         self._program = program
+        self._num_embedding = num_embedding
         self._head_start = head_start
         self._logits = logits
         self._stream = stream
@@ -67,6 +73,7 @@ class StepProgram:
         self._captures = sorted({*captures})
         self._order = [self._captures.index(each) for each in captures]
         self.residual_scale = residual_scale
+        self._embedding_scale = embedding_scale
         self._captured = stream.new_empty((len(self._captures), *stream.shape))
 
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -78,12 +85,23 @@ class StepProgram:
                 pages[:, target] = pages[:, source]
         fill_batch(self._program.batch, inputs)
         first = 0
+        if inputs.embedded is not None:
+            first = self._num_embedding
+            self._program.run(num_tokens, num_rows, num_logits, last=first)
+            self._put(inputs.embedded)
         for captured, stop in zip(self._captured, self._captures, strict=True):
             self._program.run(num_tokens, num_rows, num_logits, first=first, last=stop)
             captured[:num_tokens] = self._stream[:num_tokens]
             first = stop
         self._program.run(num_tokens, num_rows, num_logits, first=first)
         return self._logits[:num_logits]
+
+    def _put(self, embedded: EmbeddedTokens) -> None:
+        """Replace looked-up rows by given ones, which are rounded and scaled as the table's."""
+        rows = torch.from_numpy(embedded.rows).to(self.embedding.dtype)
+        if self._embedding_scale != 1.0:
+            rows = rows * self._embedding_scale
+        self._stream[torch.from_numpy(embedded.places), : rows.shape[1]] = rows.float()
 
     def captured(self, tokens: Tensor) -> Tensor:
         """Return the inputs of the captured layers for tokens [N] of the latest step, in order.

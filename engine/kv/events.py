@@ -48,6 +48,8 @@ KVEvent = PagesStored | PagesRemoved | AllCleared
 class CacheEvents:
     """Converts changes of the tree to events; a Listener for `RadixCache.listen`.
 
+    Pages of prompts given as embeddings have no token ids, and are left out.
+
     emit:  receives each event
     """
 
@@ -57,6 +59,8 @@ class CacheEvents:
 
     def stored(self, node: RadixNode, first: int) -> None:
         """Emit the pages of a node from its `first` on as stored."""
+        if node.root_namespace.embeddings:
+            return
         hashes, parent = node.page_hashes(self._page_size), node.parent
         before = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else b""
         if not first and parent is not None:
@@ -73,6 +77,8 @@ class CacheEvents:
 
     def removed(self, node: RadixNode, first: int) -> None:
         """Emit the pages of a node from its `first` on as removed."""
+        if node.root_namespace.embeddings:
+            return
         hashes = node.page_hashes(self._page_size)
         self._emit(PagesRemoved(_numbers(hashes[first * HASH_BYTES :])))
 

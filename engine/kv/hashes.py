@@ -26,6 +26,8 @@ def page_hashes(namespace: Namespace, token_ids: Sequence[int], page_size: int) 
 def root_hash(namespace: Namespace) -> bytes:
     """Return the hash that the first page of a namespace is chained to."""
     name = f"{namespace.lora_id}:{namespace.salt}"
+    if namespace.embeddings:
+        name = f"{namespace.embeddings}/{name}"  # no other name has a slash before its colon
     return blake2b(name.encode(errors="surrogatepass"), digest_size=HASH_BYTES).digest()
 
 

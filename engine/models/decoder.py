@@ -243,6 +243,8 @@ class DecoderModel:
     def _embed(self, batch: ForwardBatch, group: Group) -> Tensor:
         """Return the first layer's input, [T, hidden_size]."""
         stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
+        if batch.embedded is not None:
+            stream[batch.embedded.places] = batch.embedded.rows.to(stream.dtype)
         if self.config.embedding.scale != 1.0:
             stream *= self.embedding_scale
         if self.positions is not None:

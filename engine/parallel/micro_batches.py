@@ -47,6 +47,7 @@ def _part(inputs: StepInputs, tokens: range) -> StepInputs:
         logit_index=inputs.logit_index[:0],
         adapters=inputs.adapters[cut],
         grown=inputs.grown,
+        embedded=None if inputs.embedded is None else inputs.embedded.part(tokens),
         windows=None
         if inputs.windows is None
         else WindowInputs(slots=inputs.windows.slots[cut], tables=inputs.windows.tables),
@@ -56,11 +57,12 @@ def _part(inputs: StepInputs, tokens: range) -> StepInputs:
 def split_batch(batch: ForwardBatch, num_parts: int) -> list[ForwardBatch]:
     """Split a batch on the device as `split_inputs` splits a step, without waiting for the device.
 
-    A batch with adapters stays whole.
+    A batch with adapters or given embeddings stays whole.
     """
     num_tokens, adapters = len(batch.token_ids), batch.adapters
     num_parts = min(num_parts, num_tokens)
-    if num_parts <= 1 or adapters.groups or adapters.tiles is not None:
+    has_adapters = bool(adapters.groups) or adapters.tiles is not None
+    if num_parts <= 1 or has_adapters or batch.embedded is not None:
         return [batch]
     return [_batch_part(batch, share(num_tokens, index, num_parts)) for index in range(num_parts)]
 

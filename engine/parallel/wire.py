@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.engine.beams.moves import NO_COPIES, BeamMoves
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.sampling.params import SamplingParams
 from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan, TokenArray
 
@@ -27,13 +28,14 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, JOIN_GROUP = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q11I")
+_STEP = struct.Struct("<Q13I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
 
 _NO_ROWS = np.empty(0, np.int32)
 _SAMPLING = SamplingParams()
+_NONE_EMBEDDED = EmbeddedTokens(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 _NO_MOVES = BeamMoves(
     rows=_NO_ROWS,
     sources=_NO_ROWS,
@@ -92,6 +94,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         (init.row, len(init.token_ids), init.num_prompt_tokens, init.adapter_slot) for init in added
     ]
     loads, moves = plan.loads, plan.moves or _NO_MOVES
+    embedded = plan.embedded or _NONE_EMBEDDED
     counts = (
         len(loads),
         len(added),
@@ -103,6 +106,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         len(plan.draft_ids),
         len(moves.rows),
         moves.copies.shape[1],
+        *embedded.rows.shape,
     )
     payload = b"".join(
         (
@@ -112,6 +116,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
             token_ids.astype("<i8", copy=False).tobytes(),
             plan.draft_ids.astype("<i8", copy=False).tobytes(),
             moves.token_ids.astype("<i8", copy=False).tobytes(),
+            embedded.places.astype("<i8", copy=False).tobytes(),
             np.array([load.slot for load in loads], "<i4").tobytes(),
             np.array(facts, "<i4").tobytes(),
             *(
@@ -131,6 +136,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
                     moves.copies,
                 )
             ),
+            np.ascontiguousarray(embedded.rows, "<f4").tobytes(),
             plan.samples.tobytes(),
         )
     )
@@ -171,13 +177,14 @@ def decode(kind: int, payload: memoryview) -> Message:
 def _decode_step(payload: memoryview) -> Step:
     step_id, *counts = _STEP.unpack_from(payload)
     num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, *counts = counts
-    num_drafting, num_drafts, num_moves, num_copies, num_sampled = counts
+    num_drafting, num_drafts, num_moves, num_copies, num_given, hidden_size, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
     lora_ids = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
     draft_ids = numbers.take(num_drafts, np.int64)
     moved_ids = numbers.take(num_moves, np.int64)
+    places = numbers.take(num_given, np.int64)
     slots = numbers.take(num_loads, np.int32)
     facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
@@ -187,6 +194,7 @@ def _decode_step(payload: memoryview) -> Step:
     sampled_rows = numbers.take(num_sampled, np.int32)
     moved, sources, num_kept = (numbers.take(num_moves, np.int32) for _ in range(3))
     copies = numbers.take(2 * num_copies, np.int32).reshape(2, num_copies)
+    given = numbers.take(num_given * hidden_size, np.float32).reshape(num_given, hidden_size)
     samples = numbers.take(num_rows, np.bool_)
     numbers.check_end()
     plan = StepPlan(
@@ -202,6 +210,7 @@ def _decode_step(payload: memoryview) -> Step:
         samples=samples,
         num_drafts=drafts_each,
         draft_ids=draft_ids,
+        embedded=EmbeddedTokens(places, given) if num_given else None,
         moves=BeamMoves(
             rows=moved, sources=sources, token_ids=moved_ids, num_kept=num_kept, copies=copies
         )

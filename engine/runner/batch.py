@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from remora.engine.embeddings import EmbeddedTokens
 from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.memory import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,21 @@ class AttentionSpec:
     slopes: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """`EmbeddedTokens` on the device: places [E] int64, rows [E, hidden_size] float32."""
+
+    places: Tensor
+    rows: Tensor
+
+    @staticmethod
+    def of(embedded: EmbeddedTokens | None, device: torch.device) -> GivenRows | None:
+        """Bring given embeddings to the device."""
+        if embedded is None:
+            return None
+        return GivenRows(to_device(embedded.places, device), to_device(embedded.rows, device))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """One step's inputs.
@@ -72,6 +90,7 @@ class ForwardBatch:
     is_padded:      whether tokens in slot 0 are padding, whose results nothing reads
     windowed:       the batch with `slots` and `tables` of window layers, if these have a page pool
                     of their own
+    embedded:       tokens whose embeddings are given, which have no ids; None = there are none
     """
 
     token_ids: Tensor
@@ -87,3 +106,4 @@ class ForwardBatch:
     adapters: RowGroups = NO_GROUPS
     is_padded: bool = False
     windowed: ForwardBatch | None = None
+    embedded: GivenRows | None = None

@@ -5,7 +5,8 @@ runs the backend with the step's own pages and lengths. Steps therefore differ i
 rows only, and the code is compiled without guards: it never recompiles while requests wait, and
 never falls back to eager execution silently.
 
-Prompts, larger steps and rows with adapters run uncompiled. Knows nothing of requests or devices.
+Prompts, larger steps, rows with adapters and given embeddings run uncompiled. Knows nothing of
+requests or devices.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class CompiledModel:
             or not batch.num_decodes == num_tokens <= self._max_rows
             or batch.adapters.groups
             or batch.adapters.tiles is not None
+            or batch.embedded is not None
         ):
             return self._model.forward(batch, attention)
         self._compiled_attention.batch = batch
@@ -107,6 +109,7 @@ class _Tokens:
     token_ids: Tensor
     positions: Tensor
     adapters: RowGroups
+    embedded: None = None
 
 
 @dataclass(frozen=True, slots=True)

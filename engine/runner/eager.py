@@ -23,7 +23,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.parallel.rank_model import gather_logits
 from remora.engine.protocols import AttentionBackend, Model
-from remora.engine.runner.batch import ForwardBatch
+from remora.engine.runner.batch import ForwardBatch, GivenRows
 from remora.engine.runner.inputs import Int32Array, Int64Array, StepInputs
 from remora.kernels.lora import RowGroups
 from remora.kernels.memory import to_device
@@ -156,6 +156,7 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
         extend_lens=tuple(inputs.lengths[inputs.num_decodes :].tolist()),
         logit_index=tensor(inputs.logit_index),
         adapters=RowGroups.of(inputs.adapters, device),
+        embedded=GivenRows.of(inputs.embedded, device),
     )
     windows = inputs.windows
     if windows is None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.engine.beams.moves import NO_COPIES, BeamMoves
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
 from remora.engine.types import BoolArray, IntArray, RowInit, StepPlan, TokenArray
 
@@ -57,6 +58,7 @@ class StepInputs:
                   the page of window layers
     copies:       [2, M] pages, and the pages that their contents are copied to before all else
     windows:      for window layers with a page pool of their own; None = there are none
+    embedded:     tokens whose embeddings are given, which have no ids; None = there are none
     """
 
     token_ids: Int64Array
@@ -72,6 +74,7 @@ class StepInputs:
     grown: Int32Array
     copies: Int32Array = field(default_factory=lambda: NO_COPIES)
     windows: WindowInputs | None = None
+    embedded: EmbeddedTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -207,6 +210,8 @@ class InputBatch:
         )
         if copies.size:
             laid = replace(laid, copies=copies)
+        if plan.embedded is not None:
+            laid = replace(laid, embedded=plan.embedded)
         return replace(laid, logit_index=_verified(plan, laid.starts)) if has_drafts else laid
 
     def span(

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,14 @@ class _Step:
     sample_s: float = 0.0
     draft_s: float = 0.0
     gone: set[int] = field(default_factory=set)
+
+
+def _without_given(init: RowInit) -> RowInit:
+    """Return the row as the sampler sees it: without a prompt that has no token ids."""
+    if init.has_ids:
+        return init
+    outputs = init.token_ids[init.num_prompt_tokens :]
+    return replace(init, token_ids=outputs, num_prompt_tokens=0)
 
 
 class LocalRunner:
@@ -263,7 +271,7 @@ class LocalRunner:
             self._shown.discard(row)
         for init in plan.added:
             self._table.start(init)
-            self._sampler.add_row(init)
+            self._sampler.add_row(_without_given(init))
             if init.prompt_logprobs is not None:
                 self._prompts[init.row] = init
             if init.hidden_states:

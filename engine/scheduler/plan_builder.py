@@ -13,6 +13,7 @@ import numpy as np
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.beams.moves import BeamMoves
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.scheduler.sequence import Sequence
 from remora.engine.types import (
     NO_DRAFTS,
@@ -130,6 +131,17 @@ class PlanBuilder:
         self._started.pop(seq, None)
         return count
 
+    def _embedded(
+        self, order: SequenceABC[Sequence], starts: SequenceABC[int]
+    ) -> EmbeddedTokens | None:
+        """Return the embeddings that are given for the step's tokens."""
+        if all(seq.request.embeddings is None for seq in order):
+            return None
+        return EmbeddedTokens.of(
+            (seq.request.embeddings, start, self._counts[seq])
+            for seq, start in zip(order, starts, strict=True)
+        )
+
     def launch(
         self, step_id: int, dropped: Iterable[int]
     ) -> tuple[StepPlan, dict[int, tuple[Sequence, int]]]:
@@ -179,6 +191,7 @@ class PlanBuilder:
             loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
             num_drafts=_ints(len(drafts.get(seq, ())) for seq in order) if drafts else NO_DRAFTS,
             draft_ids=_drafts_in(order, drafts) if drafts else NO_TOKENS,
+            embedded=self._embedded(order, starts),
             moves=self._moves,
         )
         return plan, rows
@@ -203,6 +216,7 @@ def _row_init(seq: Sequence) -> RowInit:
         reasoning=seq.request.reasoning,
         healed_id=seq.request.healed_id,
         adapter_slot=seq.adapter_slot,
+        has_ids=seq.request.embeddings is None,
     )
 
 

@@ -30,10 +30,11 @@ def can_draft(request: Request) -> bool:
     """Return whether several tokens of a request can be sampled in one step.
 
     A logit processor is the operator's code, which may keep state that cannot go back. Beams are
-    chosen together, one token at a time.
+    chosen together, one token at a time. What drafts knows no embeddings.
     """
     sampling = request.sampling
-    return sampling.custom_logit_processor is None and sampling.beams is None
+    is_plain = sampling.custom_logit_processor is None and sampling.beams is None
+    return is_plain and request.embeddings is None
 
 
 class Speculation:

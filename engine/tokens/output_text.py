@@ -31,7 +31,7 @@ class OutputText:
         if tokenizer is not None:
             self._detokenizer = Detokenizer(
                 tokenizer,
-                request.prompt_ids,
+                request.shown_ids,
                 skip_special_tokens=sampling.skip_special_tokens,
                 shown_special_ids=sampling.shown_special_ids,
                 heals=request.healed_id is not None,

@@ -15,12 +15,15 @@ from remora.configs.planning.plan import EnginePlan
 from remora.configs.planning.rounding import ROUNDINGS
 from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.client import LocalEngineClient
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.engine import Engine
 from remora.engine.types import (
     NOT_FINITE,
     LogprobRows,
+    Request,
     RowFault,
     RowInit,
+    SamplingParams,
     StepPlan,
     StepResult,
     TokenArray,
@@ -250,6 +253,16 @@ def make_engine(
     plan = plan or make_plan()
     runner = runner or FakeRunner(plan.page_size)
     return Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB, **options)
+
+
+def make_request(
+    name: str, prompt: list[int] | PromptEmbeddings, sampling: SamplingParams, **fields: Any
+) -> Request:
+    """A request whose prompt is ids, or embeddings."""
+    if not isinstance(prompt, PromptEmbeddings):
+        return Request(request_id=name, prompt_ids=prompt, sampling=sampling, **fields)
+    fields["embeddings"] = prompt
+    return Request(request_id=name, prompt_ids=prompt.ids, sampling=sampling, **fields)
 
 
 def make_window_room(*, window: int = 6, num_pages: int, overlap: bool = False) -> WindowRoom:

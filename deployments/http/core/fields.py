@@ -49,6 +49,11 @@ def fault(message: str, *, param: str = "") -> PydanticCustomError:
     return PydanticCustomError("value", "{message}", {"message": message, "param": param})
 
 
+def missing(name: str) -> PydanticCustomError:
+    """Return the validation error of a whole object for a field that it lacks."""
+    return PydanticCustomError("missing", "is required", {"param": name})
+
+
 def unsupported_part(message: str) -> PydanticCustomError:
     """Return the validation error for a known value that is not supported."""
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})

@@ -18,7 +18,10 @@ _TOOLS = "Tools belong to the bodies of chats."
 _GRAMMAR = "A constraint of this name cannot be held to here, so it would not be enforced."
 _ADAPTERS = "Name the adapter in `model`: ADAPTER or MODEL:ADAPTER."
 _MEDIA = "Only text can be sent and received."
-_EMBEDDINGS = "Embeddings cannot be sent as input: send text or token ids."
+_EMBEDDINGS = (
+    "Prompts given as embeddings belong to SGLang's /generate (input_embeds) and to "
+    "/v1/completions (prompt_embeds); elsewhere send text or token ids."
+)
 _SAMPLING = "This way of choosing tokens is not supported."
 _TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."
 _ROUTING = "This kind of routing is not supported."

@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import (
@@ -22,11 +24,16 @@ from remora.deployments.http.core.fields import (
     TaskId,
     fault,
     is_token_list,
+    missing,
     only,
 )
 from remora.deployments.http.generation.constraints import ConstraintBody
 from remora.deployments.http.generation.messages import Messages
 from remora.deployments.http.generation.tools import ToolsBody
+from remora.deployments.http.prompt_embeddings.prompts import (
+    SentEmbeddings,
+    check_rows_or_files_sent,
+)
 
 MAX_TEMPLATE_KWARGS = 32
 MAX_DOCUMENTS = 512
@@ -34,7 +41,7 @@ MAX_DOCUMENTS = 512
 PromptInput = str | list[int]
 
 
-def check_prompt(value: Any) -> list[PromptInput]:
+def check_prompt(value: Any, limit: str = "max_prompts") -> list[PromptInput]:
     """Return `prompt` as a list, from any of its four forms (text, texts, ids, lists of ids)."""
     if isinstance(value, str):
         return [value]
@@ -44,7 +51,7 @@ def check_prompt(value: Any) -> list[PromptInput]:
         if not is_token_list(value):
             raise fault("must hold whole numbers only where it is a list of token ids")
         return [value]
-    check_size("max_prompts", value)
+    check_size(limit, value)
     if all(isinstance(item, str) for item in value):
         return value
     if all(is_token_list(item) for item in value):
@@ -54,17 +61,7 @@ def check_prompt(value: Any) -> list[PromptInput]:
 
 def check_inputs(value: Any) -> list[PromptInput]:
     """Return inputs of pooling (a text, texts, token ids, or lists of token ids) as a list."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
-    if is_token_list(value):
-        return [value]
-    check_size("max_inputs", value)
-    is_texts = all(isinstance(item, str) for item in value)
-    if not is_texts and not all(is_token_list(item) for item in value):
-        raise fault("must hold texts only, or lists of token ids only")
-    return value
+    return check_prompt(value, "max_inputs")
 
 
 Inputs = Annotated[
@@ -72,6 +69,10 @@ Inputs = Annotated[
     PlainValidator(check_inputs),
     WithJsonSchema({"type": ["string", "array"]}),
 ]
+
+
+def _check_prompt_or_none(value: Any) -> list[PromptInput]:
+    return [] if value is None else check_prompt(value)
 
 
 def _check_kwargs(value: Any) -> dict[str, Any] | None:
@@ -203,15 +204,29 @@ class ChatBatchBody(ChatBody):
 class CompletionBody(OpenAIBody, ConstraintBody):
     """Body of /v1/completions."""
 
+    model_config = ConfigDict(json_schema_extra={"required": ["prompt"]})
+
     prompt: Annotated[
         list[PromptInput],
-        PlainValidator(check_prompt),
+        PlainValidator(_check_prompt_or_none),
         WithJsonSchema({"type": ["string", "array"]}),
-    ]
+    ] = Field(default_factory=list)
+    # Omitted from the schema, which requires `prompt`: it is off unless the operator turns it on.
+    prompt_embeds: Annotated[
+        SentEmbeddings | None, PlainValidator(check_rows_or_files_sent), SkipJsonSchema()
+    ] = None
     suffix: str | None = None
     echo: bool | None = None
     task_id: TaskId | None = None
     logprobs: NumLogprobs | None = None
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if self.prompt_embeds is None and not self.prompt:
+            raise missing("prompt")
+        if self.prompt_embeds is not None and any(self.prompt):
+            raise fault("cannot be combined with prompt; send one of them", param="prompt_embeds")
+        return self
 
 
 class TokenizeBody(TemplateBody):

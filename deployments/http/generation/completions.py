@@ -12,7 +12,7 @@ from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.generation.bodies import CompletionBody, PromptInput
 from remora.deployments.http.generation.constraints import output_constraint
 from remora.deployments.http.generation.logprobs import LogprobWriter
-from remora.deployments.http.generation.prompts import Cut, cut_of
+from remora.deployments.http.generation.prompts import Cut, cut_of, given_embeddings
 from remora.deployments.http.generation.request import (
     GenerationRequest,
     PromptSettings,
@@ -28,6 +28,8 @@ from remora.deployments.http.generation.server_state import (
     logprob_writer,
     with_prompt_logprobs,
 )
+from remora.deployments.http.prompt_embeddings.prompts import refuse_with_embeddings
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.tokens.infill import infill_format
 from remora.engine.types import Request, SamplingParams
 
@@ -107,7 +109,8 @@ async def prepare_completion(
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     model = await server.model(body.model)
-    body = with_prompt_logprobs(server, body)
+    if body.prompt_embeds is None:
+        body = with_prompt_logprobs(server, body)
     _check(body)
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
@@ -120,7 +123,7 @@ async def prepare_completion(
         count_param="n" if sampling.n == (body.n or 1) else "best_of",
     )
     constraint = output_constraint(server, body)
-    given = _with_suffix(server.tokenizer, body) if body.suffix else body.prompt
+    given = await _given(server, body)
     requests = await prepare(
         server,
         context,
@@ -145,7 +148,7 @@ async def prepare_completion(
         context=context,
         model=model,
         prompts=prompts,
-        shown=await _texts(server, given) if body.return_prompt_text else [],
+        shown=await _texts(server, _with_ids(given)) if body.return_prompt_text else [],
         echoes=await _echoes(server, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
         is_dry=is_dry,
@@ -153,6 +156,22 @@ async def prepare_completion(
         requests=requests,
         logprobs=logprob_writer(server, body),
     )
+
+
+async def _given(
+    server: ServerState, body: CompletionBody
+) -> Sequence[PromptInput | PromptEmbeddings]:
+    if body.prompt_embeds is None:
+        return _with_suffix(server.tokenizer, body) if body.suffix else body.prompt
+    asked = ("echo", "suffix", "task_id", "truncate_prompt_tokens", "return_prompt_text")
+    needs_ids = {name: getattr(body, name) not in (None, False, "") for name in asked}
+    needs_ids["prompt_logprobs"] = body.prompt_logprobs is not None
+    refuse_with_embeddings("prompt_embeds", needs_ids)
+    return await given_embeddings(server, body.prompt_embeds, "prompt_embeds")
+
+
+def _with_ids(prompts: Sequence[PromptInput | PromptEmbeddings]) -> list[PromptInput]:
+    return [prompt for prompt in prompts if not isinstance(prompt, PromptEmbeddings)]
 
 
 def _task(server: ServerState, body: CompletionBody) -> list[int]:

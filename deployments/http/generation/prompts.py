@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.planning.plan import EnginePlan
+from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.generation.bodies import PromptInput, TemplateBody
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
@@ -19,6 +20,8 @@ from remora.deployments.http.generation.messages import OWN_ROLES, Message
 from remora.deployments.http.generation.reasoning import template_variables
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.tools import template_tools, tool_use_of
+from remora.deployments.http.prompt_embeddings.prompts import SentEmbeddings, read_embeddings
+from remora.engine.embeddings import PromptEmbeddings
 
 if TYPE_CHECKING:
     from remora.deployments.http.generation.server_state import ServerState
@@ -156,14 +159,14 @@ def _check_roles(messages: Sequence[Message], prompt: str) -> None:
 
 async def prompt_ids(
     server: ServerState,
-    prompts: Sequence[PromptInput],
+    prompts: Sequence[PromptInput | PromptEmbeddings],
     *,
     add_special_tokens: bool,
     param: str,
     cut: Cut | None = None,
     before: list[int] | None = None,
 ) -> list[list[int]]:
-    """Return the ids of each prompt, given as text or ids.
+    """Return the ids of each prompt, given as text, ids or embeddings, which are not truncated.
 
     before:  ids put before each prompt, with the special tokens of the beginning
 
@@ -177,8 +180,7 @@ async def prompt_ids(
         await encode(server, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
     )
     all_ids = [
-        next(encoded) if isinstance(prompt, str) else prompt if cut is None else cut.of(prompt)
-        for prompt in prompts
+        next(encoded) if isinstance(prompt, str) else _given_ids(prompt, cut) for prompt in prompts
     ]
     for prompt, ids in zip(prompts, all_ids, strict=True):
         if not ids:
@@ -190,6 +192,27 @@ async def prompt_ids(
         return all_ids
     start = server.tokenizer.encode("", add_special_tokens=True)
     return [_joined(before, ids, start) for ids in all_ids]
+
+
+async def given_embeddings(
+    server: ServerState, sent: SentEmbeddings, param: str
+) -> list[PromptEmbeddings]:
+    """Return the embeddings that a body has instead of texts. Raises InvalidRequest."""
+    if not server.config.api.prompt_embeddings:
+        message = (
+            f"{param}: prompts given as embeddings are off; send text or token ids, or set "
+            "api.prompt_embeddings."
+        )
+        raise unsupported(param, message)
+    return await server.encoder.off_loop_if(
+        sent.size > OFF_LOOP_CHARS, lambda: read_embeddings(sent, server.plan, param)
+    )
+
+
+def _given_ids(prompt: list[int] | PromptEmbeddings, cut: Cut | None) -> list[int]:
+    if isinstance(prompt, PromptEmbeddings):
+        return prompt.ids
+    return prompt if cut is None else cut.of(prompt)
 
 
 def _joined(before: list[int], ids: list[int], start: list[int]) -> list[int]:

@@ -24,6 +24,7 @@ from remora.deployments.http.generation.prompts import Cut, check_room, encode, 
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedModel, ServerState
 from remora.deployments.parsers.tools import NO_TOOLS, ToolUse
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.types import Grammar, ReasoningBudget, Request, SamplingParams
 
 
@@ -31,7 +32,8 @@ from remora.engine.types import Grammar, ReasoningBudget, Request, SamplingParam
 class GenerationRequest:
     """What is generated from one prompt.
 
-    prompt:              text (for a conversation: as the chat template renders it) or token ids
+    prompt:              text (for a conversation: as the chat template renders it), token ids, or
+                         embeddings
     sampling:            `max_tokens` None = as many as fit, or `default_max_tokens`
     default_max_tokens:  lowered to the room that the prompt leaves
     name:                by which the prompt alone can be aborted; None = the request's id
@@ -40,7 +42,7 @@ class GenerationRequest:
     prediction:          text that the output is expected to have; None = nothing is expected
     """
 
-    prompt: PromptInput
+    prompt: PromptInput | PromptEmbeddings
     sampling: SamplingParams
     model: ServedModel
     default_max_tokens: int | None = None
@@ -129,9 +131,14 @@ async def prepare(
                 lora_id=request.model.lora_id,
                 kept_tokens=len(options.task),
                 prediction_ids=await _predicted(server, request),
+                embeddings=_embeddings(request.prompt),
             )
         )
     return tuple(made)
+
+
+def _embeddings(prompt: PromptInput | PromptEmbeddings) -> PromptEmbeddings | None:
+    return prompt if isinstance(prompt, PromptEmbeddings) else None
 
 
 def check_hidden(server: ServerState, requests: Sequence[Request]) -> None:

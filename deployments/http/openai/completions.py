@@ -197,7 +197,8 @@ class _ChoiceWriter:
         """Return the fields of a choice that repeat its prompt."""
         fields: dict[str, Any] = {}
         if self._body.return_token_ids:
-            fields["prompt_token_ids"] = self._completion.prompts[reply.prompt]
+            request = self._completion.requests[reply.prompt]
+            fields["prompt_token_ids"] = request.prompt_ids if request.embeddings is None else None
         if self._body.return_prompt_text:
             fields["prompt_text"] = self._completion.shown[reply.prompt]
         return fields

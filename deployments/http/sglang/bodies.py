@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import check_size, limit, over
@@ -23,9 +24,12 @@ from remora.deployments.http.core.fields import (
     parse,
 )
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
+from remora.deployments.http.prompt_embeddings.prompts import SentEmbeddings, check_rows_sent
 from remora.engine.types import MAX_LOGPROBS
 
 MAX_STREAM_INTERVAL = 4096
+_PROMPTS = ("text", "input_ids", "input_embeds")
+PROMPT_FIELDS = frozenset(_PROMPTS)
 _MAX_LOGPROB_START = 2**31 - 1
 
 ValueT = TypeVar("ValueT")
@@ -159,6 +163,10 @@ class GenerateBody(Body):
     input_ids: Annotated[
         Given | None, PlainValidator(_check_ids), WithJsonSchema({"type": "array"})
     ] = None
+    # Omitted from the schema, because it is off unless the operator turns it on.
+    input_embeds: Annotated[
+        SentEmbeddings | None, PlainValidator(check_rows_sent), SkipJsonSchema()
+    ] = None
     sampling_params: Annotated[
         list[NativeSampling], WithJsonSchema({"type": ["object", "array"]})
     ] = Field(default_factory=list)
@@ -196,19 +204,23 @@ class GenerateBody(Body):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        if self.text is None and self.input_ids is None:
-            raise fault("is required unless input_ids is given", param="text")
-        if self.text is not None and self.input_ids is not None:
-            raise fault("cannot be combined with input_ids; send one of them", param="text")
+        given = [name for name in _PROMPTS if getattr(self, name) is not None]
+        if not given:
+            raise fault("is required unless input_ids or input_embeds is given", param="text")
+        if len(given) > 1:
+            named, other = given[:2] if self.input_embeds is None else given[:-3:-1]
+            raise fault(f"cannot be combined with {other}; send one of them", param=named)
         return self
 
     @property
-    def given(self) -> tuple[Given, str]:
+    def given(self) -> tuple[Given | SentEmbeddings, str]:
         """The prompts, and the name of the field that holds them."""
         if self.text is not None:
             return self.text, "text"
-        assert self.input_ids is not None  # `_check_input` guarantees it
-        return self.input_ids, "input_ids"
+        if self.input_ids is not None:
+            return self.input_ids, "input_ids"
+        assert self.input_embeds is not None  # `_check_input` guarantees it
+        return self.input_embeds, "input_embeds"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -297,7 +309,7 @@ def _check_length(name: str, values: Any, num_prompts: int) -> None:
 
 
 def _refuse_old_dialect(body: Any) -> None:
-    if isinstance(body, dict) and "prompt" in body and not {"text", "input_ids"} & body.keys():
+    if isinstance(body, dict) and "prompt" in body and not PROMPT_FIELDS & body.keys():
         message = (
             "prompt belongs to the /generate of an old vLLM, which is not served; send text or "
             "input_ids, or use /v1/completions."

@@ -14,10 +14,11 @@ from typing import Any
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
+from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.constraints import output_constraint
 from remora.deployments.http.generation.endpoint import Job
 from remora.deployments.http.generation.logprobs import LogprobWriter
-from remora.deployments.http.generation.prompts import usual_cut
+from remora.deployments.http.generation.prompts import given_embeddings, usual_cut
 from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request import (
     GenerationRequest,
@@ -34,8 +35,13 @@ from remora.deployments.http.generation.sampling import (
     sampling_params,
 )
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.prompt_embeddings.prompts import (
+    SentEmbeddings,
+    refuse_with_embeddings,
+)
 from remora.deployments.http.sglang.answers import AnswerOptions, AnswerWriter, Prompt
 from remora.deployments.http.sglang.bodies import GenerateBody, PromptOptions
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.types import Output, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -136,6 +142,19 @@ def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -
     )
 
 
+async def _prompts(
+    server: ServerState, body: GenerateBody
+) -> Sequence[PromptInput | PromptEmbeddings]:
+    (given, param) = body.given
+    if not isinstance(given, SentEmbeddings):
+        return given.prompts
+    is_scored = any(one.return_logprob and one.logprob_start_len >= 0 for one in body.options)
+    refuse_with_embeddings(
+        param, {"logprob_start_len": is_scored, "task_id": body.task_id is not None}
+    )
+    return await given_embeddings(server, given, param)
+
+
 async def prepare_generate(
     server: ServerState, body: GenerateBody, context: RequestContext
 ) -> GenerateJob:
@@ -162,7 +181,7 @@ async def prepare_generate(
             cache_salt=body.cache_salt or "",
         )
         for number, (prompt, one, sampling) in enumerate(
-            zip(given.prompts, options, samplings, strict=True)
+            zip(await _prompts(server, body), options, samplings, strict=True)
         )
     ]
     requests = await prepare(

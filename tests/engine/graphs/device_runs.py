@@ -18,6 +18,7 @@ from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.windowed import WindowedAttention
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.engine import Engine
 from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.device_forward import DeviceForward, PassOutput, StepLimits
@@ -44,8 +45,8 @@ from remora.engine.spec.heads.head import open_head
 from remora.engine.spec.heads.torch_pass import HeadModel
 from remora.engine.spec.speculation import Speculation
 from remora.engine.spec.stop_tokens import StopTokens
-from remora.engine.types import EngineStats, Request, SamplingParams, SequenceOutput
-from tests.engine.fakes import make_plan
+from remora.engine.types import EngineStats, SamplingParams, SequenceOutput
+from tests.engine.fakes import make_plan, make_request
 from tests.engine.loaded import load_f32
 from tests.engine.spec.proposers import FixedController, Guess, GuessingProposer
 
@@ -53,6 +54,7 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 MAX_DRAFTS = 4
 Requests = Mapping[str, tuple[list[int], SamplingParams]]
+Given = Mapping[str, tuple[list[int] | PromptEmbeddings, SamplingParams]]
 
 
 class Rerun:
@@ -131,7 +133,7 @@ def all_sizes(rows: int) -> DevicePlan:
 
 def run(
     path: Path,
-    requests: Requests,
+    requests: Given,
     *,
     forward: str = "device",
     overlap: bool = False,
@@ -361,14 +363,14 @@ def _attention_of(
 
 def _answers(
     engine: Engine,
-    requests: Requests,
+    requests: Given,
     adapters: Mapping[str, int],
     aborts: Mapping[int, str],
 ) -> Run:
     made = Run()
     for name, (prompt, params) in requests.items():
         adapter = adapters.get(name, 0)
-        engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params, lora_id=adapter))
+        engine.add(make_request(name, prompt, params, lora_id=adapter))
         made.outputs |= {(name, index): [] for index in range(params.n)}
     step = 0
     while engine.has_work:

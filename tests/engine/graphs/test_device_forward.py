@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.runner.device import make_forward
 from remora.engine.runner.device_memory import largest_step
 from remora.engine.types import SamplingParams
@@ -90,6 +91,29 @@ def test_outputs_are_those_of_operations_one_by_one(
     if graph_runner is not None:
         assert graph_runner.num_captured == 3  # for 1, 2 and 4 rows
         assert graph_runner.num_replayed > 10
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+def test_given_embeddings_run_between_recorded_steps(overlap: bool, llama: Path) -> None:
+    asked = make_requests()
+    table = load_f32(llama).embedding.weight
+    given = {
+        name: (PromptEmbeddings(table[prompt].numpy()) if number % 2 else prompt, params)
+        for number, (name, (prompt, params)) in enumerate(asked.items())
+    }
+    graph_runner = Rerun()
+
+    expected = run(llama, asked, forward="eager")
+    got = run(
+        llama,
+        given,
+        graph_runner=graph_runner,
+        overlap=overlap,
+        embedding_size=table.shape[1],
+    )
+
+    assert got.token_ids() == expected.token_ids()
+    assert graph_runner.num_replayed > 10
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])

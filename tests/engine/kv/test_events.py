@@ -7,10 +7,12 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.engine import Engine
 from remora.engine.kv.events import AllCleared, CacheEvents, KVEvent, PagesRemoved, PagesStored
 from remora.engine.kv.hashes import HASH_BYTES, page_hashes
@@ -78,6 +80,23 @@ def test_stored_pages_have_the_hashes_that_routers_know() -> None:
     assert isinstance(first, PagesStored)
     expected = numbers(page_hashes(Namespace(), array("q", prompt), engine.plan.page_size))
     assert (list(first.hashes), first.parent, first.tokens) == (expected, None, tuple(prompt[:8]))
+
+
+def test_pages_of_given_embeddings_are_not_told_because_they_have_no_ids() -> None:
+    heard: list[KVEvent] = []
+    engine = make_engine(make_plan(num_pages=6, embedding_size=4))
+    engine.watch_cache(CacheEvents(heard.append, engine.plan.page_size))
+    given = PromptEmbeddings(np.ones((9, 4), np.float32))
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+    engine.add(Request(request_id="e", prompt_ids=given.ids, sampling=sampling, embeddings=given))
+    while engine.has_work:
+        engine.step()
+
+    assert heard == []
+    assert engine.stats().num_cached_pages > 0
+    run(engine, list(range(1, 20)))
+    assert engine.stats().evicted_pages_total > 0
+    assert {type(event) for event in heard} == {PagesStored}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from remora.engine.beams.moves import BeamMoves
+from remora.engine.embeddings import EmbeddedTokens
 from remora.engine.parallel.wire import Step
 from remora.engine.types import RowInit, SamplingParams, SlotLoad, StepPlan
 
@@ -17,6 +18,19 @@ TOKENS = st.integers(0, 2**63 - 1)
 
 def _int32(numbers: list[int]) -> Any:
     return np.array(numbers, np.int32)
+
+
+@st.composite
+def _embedded(draw: st.DrawFn) -> EmbeddedTokens | None:
+    width = draw(st.integers(1, 3))
+    row = st.lists(st.floats(width=32, allow_nan=False), min_size=width, max_size=width)
+    rows = draw(st.lists(st.tuples(TOKENS, row), max_size=4))
+    if not rows:
+        return None
+    return EmbeddedTokens(
+        np.array([place for place, _ in rows], np.int64),
+        np.array([numbers for _, numbers in rows], np.float32),
+    )
 
 
 @st.composite
@@ -54,6 +68,7 @@ def make_steps(draw: st.DrawFn) -> Step:
         samples=np.array([place[3] for place in places], np.bool_),
         num_drafts=_int32(drafts),
         draft_ids=np.array([draw(TOKENS) for _ in drafts], np.int64),
+        embedded=draw(_embedded()),
         loads=tuple(
             SlotLoad(slot, lora_id)
             for slot, lora_id in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
@@ -90,6 +105,8 @@ def as_sent(step: Step) -> Any:
     moves = plan.moves
     if moves is not None:
         arrays += moves.rows, moves.sources, moves.token_ids, moves.num_kept, moves.copies
+    if plan.embedded is not None:
+        arrays += plan.embedded.places, plan.embedded.rows
     return (
         plan.step_id,
         plan.loads,

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remora.engine.embeddings import PromptEmbeddings
 from remora.engine.engine import Engine
 from remora.engine.launch import make_table
 from remora.engine.models.checkpoint import read_config
 from remora.engine.runner.inputs import StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
-from remora.engine.types import Request, SamplingParams
-from tests.engine.fakes import make_plan
+from remora.engine.types import SamplingParams
+from tests.engine.fakes import make_plan, make_request
 from tests.engine.parallel.ranks import ranks_forward
 
-Requests = Mapping[str, tuple[list[int], SamplingParams]]
+Requests = Mapping[str, tuple[list[int] | PromptEmbeddings, SamplingParams]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
         runner = LocalRunner(forward, sampler, table)
         engine = Engine(plan, runner, eos_token_ids=(), vocab_size=vocab_size)
         for name, (prompt, params) in requests.items():
-            engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params))
+            engine.add(make_request(name, prompt, params))
         while engine.has_work:
             for output in engine.step():
                 token_ids[output.request_id].extend(output.token_ids)

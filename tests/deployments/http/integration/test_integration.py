@@ -162,8 +162,8 @@ async def test_an_unknown_invocation_names_what_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/generate", {"text": "a", "input_embeds": [[0.5]]}, "input_embeds"),
-        ("/v1/completions", {"prompt": "a", "prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ("/generate", {"input_embeds": [[0.5]]}, "input_embeds"),
+        ("/v1/completions", {"prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds"),
         ("/v1/chat/completions", {"messages": MESSAGES, "prompt_embeds": "AAAA"}, "prompt_embeds"),
     ],
 )
