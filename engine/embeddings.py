@@ -64,7 +64,7 @@ class EmbeddedTokens:
 
 @dataclass(frozen=True, eq=False)
 class PromptEmbeddings:
-    """The embeddings of a whole prompt.
+    """The embeddings of a whole prompt. Equal ones have equal rows.
 
     rows:  [T, H], finite; not changed any more
     """
@@ -73,6 +73,12 @@ class PromptEmbeddings:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PromptEmbeddings) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def ids(self) -> list[int]:

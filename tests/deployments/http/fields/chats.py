@@ -77,6 +77,7 @@ CHAT: Rows = {
 COMPLETION: Rows = {
     **OPENAI,
     "prompt": effect("abc"),
+    "prompt_embeds": effect([[1.0, 2.0]], {"prompt": None, "prompt_embeds": [[0.5, 2.0]]}),
     "best_of": effect(2),
     "suffix": effect("b"),
     "add_special_tokens": effect(False),

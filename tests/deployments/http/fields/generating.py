@@ -34,6 +34,7 @@ _LOGPROBS = {"return_logprob": True}
 SGLANG: Rows = {
     "text": effect("abc"),
     "input_ids": refused([65]),
+    "input_embeds": effect([[1.0, 2.0]], {"text": None, "input_embeds": [[0.5, 2.0]]}),
     **within(
         "sampling_params[0]",
         {
@@ -148,7 +149,18 @@ GENERATIVE: Rows = {
 }
 # Fields of completions that concern a text, or the request as a whole.
 _OTHERS = (
-    *("prompt", "suffix", "echo", "model", "stream", "best_of", "task_id", "rid", "request_id"),
+    *(
+        "prompt",
+        "prompt_embeds",
+        "suffix",
+        "echo",
+        "model",
+        "stream",
+        "best_of",
+        "task_id",
+        "rid",
+        "request_id",
+    ),
     *("priority", "cache_salt", "add_special_tokens", "return_prompt_text"),
 )
 TOKENS: Rows = {

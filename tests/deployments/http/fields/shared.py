@@ -53,13 +53,14 @@ def rich_server(*variables: str, **sections: Any) -> FakeServer:
         "prompt_truncation": "tail",
         "response_store": "memory",
         "task_prompts": {"sum": "Sum up: "},
+        "prompt_embeddings": True,
     } | sections.pop("api", {})
     engine = {"logit_processors": {"louder": "my.module:louder"}}
     names = ("documents", "enable_thinking", *variables)
     return FakeServer(
         tokenizer=Framing(*names),
         config=make_server_config(api=api, engine=engine, **sections),
-        plan=make_plan(speculation=NGRAM),
+        plan=make_plan(speculation=NGRAM, embedding_size=2),
     )
 
 

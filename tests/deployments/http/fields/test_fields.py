@@ -64,6 +64,10 @@ SEEN_ELSEWHERE: dict[str, tuple[set[str], tuple[str, ...]]] = {
         },
         (f"{_HTTP}/weights/test_routes.py",),
     ),
+    "InstanceBody": (
+        {"url", "api_key", "model", "weight_version", "abort_all_requests"},
+        (f"{_HTTP}/weights/test_routes.py", "tests/deployments/live_weights/test_instance.py"),
+    ),
     "VersionBody": ({"new_version", "abort_all_requests"}, (f"{_HTTP}/weights/test_routes.py",)),
     "MemoryBody": ({"tags"}, (f"{_HTTP}/weights/test_routes.py",)),
     "SaveBody": ({"path"}, (f"{_HTTP}/weights/test_routes.py",)),
