@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from remora.configs.banner import banner
 from remora.configs.errors import InvalidRequest
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
+from remora.configs.version import remora_version
 from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
@@ -169,7 +169,7 @@ class LLMServer:
             built.facts,
             built.machine,
             phases,
-            version=version("remora"),
+            version=remora_version(),
             kernels=built.kernels,
             notes=self._engine.notes,
             first_token_s=first_token_s,

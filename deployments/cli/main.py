@@ -6,11 +6,11 @@ torch or Ray when it runs.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from remora.configs.version import remora_version
 from remora.deployments.cli import (
     bench,
     chat,
@@ -47,7 +47,7 @@ app.add_typer(lora.app, name="lora")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        answer(f"remora {version('remora')}")
+        answer(f"remora {remora_version()}")
         raise typer.Exit
 
 

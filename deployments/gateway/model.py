@@ -122,11 +122,12 @@ class GatewayModel:
 async def _phase_of(handle: DeploymentHandle) -> Phase | None:
     """Return the phase of a deployment's first replica, as Serve's controller knows it.
 
-    None if the controller does not answer, for example while it restarts.
+    None if the controller does not answer, for example while it restarts, or if it cannot be asked:
+    Serve imports modules for that, and there may be no descriptor for their files.
     """
     try:
         status = await asyncio.to_thread(serve.status)
-    except (RayServeException, RayError) as error:
+    except (RayServeException, RayError, OSError) as error:
         log.warning("gateway: Serve's controller did not answer: %s", error)
         return None
     application = status.applications.get(handle.app_name)

@@ -170,7 +170,12 @@ class _AnswerStream:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, unless the engine has failed."""
+        """Send a part of the answer, unless the engine has failed.
+
+        Raises ConnectionResetError if the gateway has left.
+        """
+        if self._writer.is_closing():
+            raise ConnectionResetError("The gateway has closed the connection.")
         try:
             self._check_health()
             await self._pass_on(message)
@@ -204,7 +209,7 @@ class _AnswerStream:
             raise self._failure
         if self._sent is not None:
             self._sent.check_complete()
-        if self._is_whole:
+        if self._is_whole and not self._writer.is_closing():
             self._writer.write(bytes(Frame(Kind.END)))
             await self._writer.drain()
 

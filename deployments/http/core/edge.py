@@ -95,7 +95,8 @@ class Edge:
             await self._app(scope, receive_on, send_on)
         except Exception as error:
             # A boundary: no outer layer would answer in the API's format.
-            log_error(error, request_id)
+            if not (status and isinstance(error, ConnectionError)):  # otherwise the client has left
+                log_error(error, request_id)
             refused(scope, error)
             if status == 0:
                 answer = error_answer(error, state["dialect"], request_id)

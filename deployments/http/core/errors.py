@@ -57,7 +57,7 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (CapacityError, Answer(503, "overloaded_error", "unavailable")),
     (RequestCrashed, Answer(500, "server_error", "replicas_crashed")),
     (NotFinite, Answer(500, "server_error", "not_finite")),
-    (EngineError, Answer(500, "server_error", "engine_failed")),
+    (EngineError, Answer(503, "server_error", "engine_failed")),  # another replica can answer
 )
 # The request itself may be the cause, so a retry may well fail again.
 _LIKELY_AGAIN = (RequestCrashed, NotFinite)
@@ -146,9 +146,10 @@ def error_headers(error: BaseException) -> dict[str, str]:
     if isinstance(error, CapacityError):
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
+    if isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN):
+        return {"retry-after": "1", "x-should-retry": "true"}
     own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    is_retriable = isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN)
-    return own | {"x-should-retry": "true" if is_retriable else "false"}
+    return own | {"x-should-retry": "false"}
 
 
 def log_error(error: BaseException, request_id: str) -> None:

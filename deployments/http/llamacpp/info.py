@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 from remora.configs.errors import Unavailable
+from remora.configs.version import remora_version
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.server_state import ServerState
@@ -34,7 +34,7 @@ def props(server: ServerState) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "bos_token": tokenizer.token_text(start[0]) if start else "",
         "eos_token": tokenizer.token_text(ends[0]) if ends else "",
-        "build_info": f"remora-{version('remora')}",
+        "build_info": f"remora-{remora_version()}",
         "is_sleeping": False,
     }
 

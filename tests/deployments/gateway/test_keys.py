@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -73,3 +74,15 @@ async def test_a_request_is_barred_after_as_many_crashes_as_configured(
 
     assert barred_after(model_of(monkeypatch)) == 2
     assert barred_after(model_of(monkeypatch, max_crashes=5)) == 5
+
+
+async def test_the_phase_is_unknown_while_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def status() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module.serve, "status", status)
+    model = make_model(Handle())
+
+    assert await model.carrier.wait_queue.phase() is Phase.READY

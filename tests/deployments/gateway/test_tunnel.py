@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.deployments.gateway.frames import SECRET_BYTES, Frame, Kind
 from remora.deployments.gateway.relay import Relay
@@ -52,7 +52,7 @@ async def tunnel() -> AsyncIterator[Tunnel]:
     await asyncio.sleep(0.01)  # transports close in later iterations of the loop
 
 
-def start(tunnel: Tunnel, line: AnswerChannel, app: Speaker) -> asyncio.Task[None]:
+def start(tunnel: Tunnel, line: AnswerChannel, app: ASGIApp) -> asyncio.Task[None]:
     relay = Relay(lambda: app, lambda: None, own_ids=lambda: ("here", "one"))
     call = RelayedRequest(scope=SCOPE, body=b"", address=tunnel.address, secret=line.secret)
     return asyncio.create_task(relay.answer(call))
@@ -109,6 +109,30 @@ async def test_a_whole_answer_has_its_end_and_a_cancelled_one_has_not(tunnel: Tu
     assert sum(len(f.payload) for f in frames if f.kind is Kind.BODY) == 3 * len(PIECE)
     with pytest.raises(CutOff):
         await read_on(broken)
+
+
+async def test_who_answers_a_gateway_that_has_left_is_told(tunnel: Tunnel) -> None:
+    line, errors = tunnel.open_channel(), list[Exception]()
+    loop = asyncio.get_running_loop()
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        deadline = loop.time() + 5
+        try:
+            while loop.time() < deadline:
+                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+        except ConnectionError as error:
+            errors.append(error)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    task = start(tunnel, line, app)
+    await line.read()
+    line.close()
+    await task
+
+    assert len(errors) == 1
 
 
 async def test_strangers_are_hung_up_on(tunnel: Tunnel) -> None:
