@@ -54,6 +54,8 @@ class RtpBody(RtpConfig):
             raise fault(f"cannot be combined with {given[0]}; send one of them", param=given[1])
         if self.prompt_batch is not None:
             check_size("max_prompts", self.prompt_batch)
+            if not self.prompt_batch:
+                raise fault("is empty; at least one prompt is needed", param="prompt_batch")
         return self
 
     @property
@@ -81,13 +83,8 @@ class RtpBody(RtpConfig):
     @property
     def config(self) -> RtpConfig:
         """The fields of `generate_config` from both places, under their first names."""
-        inner = self.inner or self
-        own = {name: getattr(self, name) for name in RtpConfig.model_fields}
-        given = {name: getattr(inner, name) for name in own}
-        given |= {name: value for name, value in own.items() if value is not None}
-        for alias, name in ALIASES.items():
-            given[name] = given[alias] if given[name] is None else given[name]
-        return RtpConfig.model_construct(**given)
+        inner = {} if self.inner is None else self.inner.given()
+        return RtpConfig.model_construct(**{**inner, **self.given()})
 
     @property
     def inner(self) -> RtpConfig | None:

@@ -262,6 +262,11 @@ class RtpConfig(RtpHints, RtpUnserved, ConstraintBody):
             raise fault("must not be greater than max_new_tokens", param="min_new_tokens")
         return self
 
+    def given(self) -> dict[str, Any]:
+        """Return the fields that are set, under their first names."""
+        values = ((name, getattr(self, name)) for name in RtpConfig.model_fields)
+        return {ALIASES.get(name, name): value for name, value in values if value is not None}
+
     @property
     def n(self) -> int:
         """The number of answers to each prompt: all beams, unless fewer are asked for."""

@@ -9,22 +9,23 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.configs.errors import EngineError, QueueFull, RequestTimedOut, Unavailable
+from remora.deployments.http.generation.request_context import RequestContext
+from remora.deployments.http.rtp_llm.answers import RtpJob
 from remora.deployments.http.rtp_llm.bodies import RtpBody
 from remora.deployments.http.rtp_llm.generate_config import RtpConfig, RtpHints, RtpUnserved
 from remora.engine.beams.params import BeamParams
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import Output, Request
+from remora.engine.types import FinishReason, Output, Request, SamplingParams
 from tests.deployments.fakes import (
     EOS,
-    CharTokenizer,
     FakeEngine,
     FakeServer,
     make_client,
     make_config,
-    make_plan,
 )
 from tests.deployments.http.conformance import ABSENT, Row, check_row, check_shape
 from tests.deployments.http.streams import ask, prompt_of
@@ -88,6 +89,9 @@ TABLE: dict[str, Row] = {
     "a limit in the body": generation({"response": "a"}, max_new_tokens=1),
     "the body's own field comes first": generation(
         {"response": "a"}, max_new_tokens=1, generate_config={"max_new_tokens": 2}
+    ),
+    "the body's own field by its other name": generation(
+        {"response": "a"}, gen_length=1, generate_config={"max_new_tokens": 2}
     ),
     "generation_config": generation({"response": "a"}, generation_config={"gen_length": 1}),
     "a limit beyond the context": config(WHOLE, max_new_tokens=32_000),
@@ -317,6 +321,22 @@ async def test_events_are_framed_as_rtp_llm_does() -> None:
     assert response.headers["content-type"].startswith("text/event-stream")
 
 
+ENGINE_FAULTS: list[tuple[Exception, int, str]] = [
+    (QueueFull("The queue is full.", 2.5), 429, "409_CONCURRENCY_LIMIT_ERROR"),
+    (Unavailable("Loading.", 1.0), 503, "514_UNKNOWN_ERROR"),
+    (RequestTimedOut("Too slow."), 504, "603_GENERATE_TIMEOUT"),
+    (RuntimeError("at /secret/place"), 500, "514_UNKNOWN_ERROR"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), ENGINE_FAULTS)
+async def test_a_fault_of_the_engine_is_a_status(error: Exception, status: int, code: str) -> None:
+    for stream in (False, True):
+        response = await ask("/", FakeServer(FakeEngine(error=error)), prompt="Hi", stream=stream)
+        assert (response.status_code, response.json()["error_code_str"]) == (status, code)
+        assert "secret" not in response.text
+
+
 async def test_an_error_in_a_stream_is_an_event() -> None:
     engine = FakeEngine(text="abc", error=RuntimeError("no"), fail_at=1)
     response = await ask("/", FakeServer(engine), prompt="Hi", stream=True)
@@ -324,7 +344,7 @@ async def test_an_error_in_a_stream_is_an_event() -> None:
     assert json.loads(error.removeprefix("data:"))["error_code_str"] == "514_UNKNOWN_ERROR"
 
 
-# Fields of generate_config -> what the engine is asked for. The model's recommendations are not used.
+# Fields of generate_config -> what the engine is asked for, whatever the model recommends.
 SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_tokens": 998, "n": 1,
           "repetition_penalty": 1.0, "skip_special_tokens": False, "logprobs": None}),
@@ -359,9 +379,7 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("is_inner", [False, True])
 @pytest.mark.parametrize(("fields", "wanted"), SAMPLING)
-async def test_a_body_becomes_sampling_parameters(
-    fields: Any, wanted: Any, is_inner: bool
-) -> None:
+async def test_a_body_becomes_sampling_parameters(fields: Any, wanted: Any, is_inner: bool) -> None:
     server = FakeServer(FakeEngine(text="ab"))
     server.generation_defaults = {"temperature": 0.6, "top_k": 20}
     body = {"generate_config": fields} if is_inner else fields
@@ -411,7 +429,8 @@ HINTS: dict[str, Any] = {
     **dict.fromkeys(("enable_memory_cache", "enable_memory_block_cache"), False),
     **dict.fromkeys(("enable_remote_cache", "enable_device_cache"), False),
     **dict.fromkeys(("can_use_pd_separation", "force_batch", "return_target_logprob"), True),
-    **dict.fromkeys(("sp_advice_prompt_token_ids", "end_think_token_ids"), [1, 2]),
+    "sp_advice_prompt_token_ids": [1, 2],
+    "end_think_token_ids": [1, 2],
     "top_p_min": 0.5,
     "top_p_reset_ids": [5],
     "tool_call_message_extract_strategy": "default",
@@ -444,7 +463,8 @@ def test_each_field_is_served_refused_or_a_hint() -> None:
     served = {name for fields, _ in SAMPLING for name in fields}
     for row in TABLE.values():
         body = row.body or {}
-        served |= body.keys() | body.get("generate_config", {}).keys()
+        inner = body.get("generate_config")
+        served |= body.keys() | (inner.keys() if isinstance(inner, dict) else set())
     served |= {"timeout_ms", "reuse_cache", "output_input_ids", "return_hidden_states"}
     served |= {"return_all_hidden_states", "urls", "functions", "rid"}  # tested below
     served |= {"source", "private_request", "master_info"}
@@ -543,44 +563,61 @@ async def test_places_of_tokens_are_those_of_the_tokenizer() -> None:
     assert answer["tokens"] == []
 
 
-class UnevenEngine(FakeEngine):
-    """Answers a prompt with itself, so that answers of a batch have different lengths."""
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[list[str]], list[tuple[int, int]]]:
+    """Return the texts of each prompt's answers, and an order in which their characters come."""
+    n = draw(st.integers(1, 3))
+    text = st.text("abc", min_size=1, max_size=5)
+    texts = draw(st.lists(st.lists(text, min_size=n, max_size=n), min_size=1, max_size=3))
+    turns = [
+        (prompt, index)
+        for prompt, answers in enumerate(texts)
+        for index, answer in enumerate(answers)
+        for _ in answer
+    ]
+    return texts, draw(st.permutations(turns))
 
-    def _outputs(self, request: Request) -> list[Output]:
-        self.text = "".join(map(chr, request.prompt_ids))
-        return super()._outputs(request)
 
-
-@settings(max_examples=20, deadline=None)
-@given(
-    texts=st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=4),
-    n=st.integers(0, 2),
-    is_incremental=st.booleans(),
-)
-async def test_a_stream_holds_the_whole_answer(
-    texts: list[str], n: int, is_incremental: bool
+@given(stream=streams(), is_incremental=st.booleans())
+def test_a_stream_holds_all_answers_in_few_events(
+    stream: tuple[list[list[str]], list[tuple[int, int]]], is_incremental: bool
 ) -> None:
-    server = FakeServer(UnevenEngine(), plan=make_plan(max_running_requests=64))
-    body: dict[str, Any] = {"prompt_batch": texts, "num_return_sequences": n}
-    whole = (await ask("/", server, **body)).json()["response_batch"]
-    body |= {"yield_generator": True, "return_incremental": is_incremental}
-    streamed = await ask("/", server, **body)
-    frames = streamed.text.split("\r\n\r\n")[:-2]
-    events = [json.loads(frame.removeprefix("data:"))["response_batch"] for frame in frames]
-    # An event for each step of the longest answer, however many answers there are.
-    assert len(events) == max(map(len, texts))
-    for place, text in enumerate(texts):
-        parts = [event[place]["response"] for event in events]
-        found = [
-            "".join(part[index] if n else part for part in parts)
-            if is_incremental
-            else (parts[-1][index] if n else parts[-1])
-            for index in range(max(1, n))
-        ]
-        assert found == [text] * max(1, n)
-        assert whole[place]["response"] == (found if n else text)
-        assert [event[place]["finished"] for event in events] == [
-            step >= len(text) for step in range(1, len(events) + 1)
+    texts, turns = stream
+    n = len(texts[0])
+    request = Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(n=n))
+    job = RtpJob(
+        context=RequestContext(request_id="r"),
+        requests=(request,) * len(texts),
+        streams=True,
+        config=RtpConfig(num_return_sequences=n, return_incremental=is_incremental),
+        is_batch=True,
+        started_ns=0,
+    )
+    writer, places = job.writer(), dict.fromkeys(turns, 0)
+    events: list[Any] = []
+    for turn in turns:
+        prompt, index = turn
+        text, place = texts[prompt][index], places[turn]
+        places[turn] += 1
+        ends = place + 1 == len(text)
+        output = Output(
+            index=index,
+            token_ids=(ord(text[place]),),
+            text=text[place],
+            finish_reason=FinishReason.STOP if ends else None,
+            num_output_tokens=place + 1,
+        )
+        events += [chunk["response_batch"] for chunk in writer.chunks(prompt, output)]
+    # Each event has something new of every answer that goes on.
+    assert len(events) <= max(len(text) for answers in texts for text in answers)
+    for prompt, answers in enumerate(texts):
+        parts = [event[prompt]["response"] for event in events]
+        for index, text in enumerate(answers):
+            shown = [part[index] for part in parts]
+            assert ("".join(shown) if is_incremental else shown[-1]) == text
+        assert events[-1][prompt]["finished"] is True
+        assert [len(text) for text in answers] == [
+            about["output_len"] for about in events[-1][prompt]["aux_info"]
         ]
 
 
@@ -589,8 +626,9 @@ async def test_health_follows_the_server(method: str) -> None:
     server = FakeServer()
     async with make_client(server) as client:
         healthy = await client.request(method, "/health_check")
-        server.client.health_error = None
-        assert healthy.status_code == 200
+        server.client.health_error = EngineError("no")
+        failed = await client.request(method, "/health_check")
+    assert (healthy.status_code, failed.status_code) == (200, 503)
 
 
 async def test_other_bodies_of_the_path_keep_their_api() -> None:
@@ -598,4 +636,3 @@ async def test_other_bodies_of_the_path_keep_their_api() -> None:
     assert "generated_text" in tgi.json()[0]
     server = FakeServer(config=make_config(generate_dialect="lightllm"))
     assert "response" in (await ask("/", server, prompt="Hi")).json()
-    assert CharTokenizer().encode("a", add_special_tokens=True) == [97]
