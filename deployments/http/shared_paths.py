@@ -61,7 +61,7 @@ def _or_rtp(other: Endpoint[Any]) -> Endpoint[Any]:
     """Return the endpoint of RTP-LLM's bodies and of another API's."""
 
     async def prepare_either(server: ServerState, body: Body, context: RequestContext) -> Job:
-        endpoint = RTP if isinstance(body, RtpBody) else other
+        endpoint: Endpoint[Any] = RTP if isinstance(body, RtpBody) else other
         return await endpoint.prepare(server, body, context)
 
     return Endpoint(

@@ -279,7 +279,10 @@ async def test_no_body_makes_a_500(label: str, data: st.DataObject) -> None:
 
     assert response.status_code < 500, response.text
     if response.status_code >= 400 and place.naming == "param":
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        error = response.json()["error"]
+        if place.path == "/" and isinstance(error, str):
+            return  # Infinity is no JSON, and the API of a body of / that cannot be read is TGI
+        assert set(error) == {"message", "type", "param", "code"}
 
 
 PIECES = st.fixed_dictionaries(
