@@ -43,6 +43,7 @@ from remora.deployments.http.batches.upload import (
 from remora.deployments.http.core.auth import (
     OPEN_PATHS,
     PING,
+    RTP_PROBES,
     Access,
     Gate,
     open_methods,
@@ -57,7 +58,7 @@ from remora.deployments.http.core.wire_formats import Dialect, dialect_of
 from remora.deployments.http.integration.cors import cors_middlewares
 from remora.deployments.http.integration.short_paths import ShortPaths
 from remora.deployments.http.invocations import INVOCATIONS
-from remora.deployments.http.shared_paths import dialect_of_body
+from remora.deployments.http.shared_paths import dialect_at_root, dialect_of_body
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,10 @@ class _Front:
             await self._check_ready()
             await Response()(scope, receive, send)
             return
+        if path in RTP_PROBES:
+            await self._check_ready()
+            await JSONAnswer("ok")(scope, receive, send)
+            return
         request = Request(scope, receive)
         read = await self._read(request, path)
         if path in LISTS and scope["method"] in ("GET", "HEAD"):
@@ -171,6 +176,8 @@ class _Front:
             value = await parsed(body)
         if path == INVOCATIONS or (path == "/generate" and api.generate_dialect == "auto"):
             request.state.dialect = dialect_of_body(value)
+        elif path == "/":
+            request.state.dialect = dialect_at_root(value) or request.state.dialect
         return _ReadRequest(
             request=request, path=path, body=body, value=value, dialect=request.state.dialect
         )

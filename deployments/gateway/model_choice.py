@@ -6,7 +6,7 @@ Malformed requests are left to a replica to refuse.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -26,6 +26,8 @@ _SHARED_PATHS = (
     "/version",
 )
 _STREAMS_ALWAYS = frozenset({"/generate_stream"})
+# RTP-LLM's name of `stream`, and the objects that may hold it.
+_YIELDS, _CONFIGS = "yield_generator", ("generate_config", "generation_config")
 _MAX_SHOWN_CHARS = 200
 
 
@@ -69,4 +71,11 @@ def wants_stream(path: str, dialect: Dialect, body: Any) -> bool:
     """Return whether a request asks for server-sent events, so that comments may be sent."""
     if dialect.media_type != EVENT_STREAM or not isinstance(body, dict):
         return False
-    return path in _STREAMS_ALWAYS or body.get("stream") is True
+    return path in _STREAMS_ALWAYS or body.get("stream") is True or _yields(path, body)
+
+
+def _yields(path: str, body: Mapping[str, Any]) -> bool:
+    if path != "/":
+        return False
+    places = (body, *(body.get(name) for name in _CONFIGS))
+    return any(isinstance(place, dict) and place.get(_YIELDS) is True for place in places)

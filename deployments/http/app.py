@@ -56,6 +56,7 @@ from remora.deployments.http.endpoints import (
     OLLAMA_ROUTES,
     POOLING,
     RESPONSES,
+    RTP_ROUTES,
     SCORE,
     TEI_ROUTES,
     V1_RERANK,
@@ -85,6 +86,7 @@ from remora.deployments.http.responses.background import answer_response
 from remora.deployments.http.responses.bodies import PromptBody, ResponsesBody
 from remora.deployments.http.responses.compact import CompactBody
 from remora.deployments.http.responses.routes import responses_routes
+from remora.deployments.http.rtp_llm.routes import RTP_BODIES, rtp_routes
 from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.sglang.score import ScoreBody
 from remora.deployments.http.shared_paths import (
@@ -107,6 +109,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/v1/score", SCORE, ScoreBody),
     Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody, answer=answer_vectors),
+    Route("/v1/embeddings/dense", EMBEDDINGS, EmbeddingsBody, answer=answer_vectors),
     Route("/v1/rerank", V1_RERANK, RerankBody),
     Route("/v2/rerank", V2_RERANK, RerankBody),
     Route("/rerank", ANY_RERANK, RerankBody),
@@ -121,6 +124,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/generative_scoring", GENERATIVE_SCORING, GenerativeScoringBody),
     *TEI_ROUTES,
     *LLAMA_ROUTES,
+    *RTP_ROUTES,
 )
 ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     model_routes,  # before the routes of OpenAI's API at the same paths
@@ -138,6 +142,7 @@ ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     partial(ollama_routes, generation=OLLAMA_ROUTES),
     parse_routes,
     llama_routes,
+    rtp_routes,
     vllm_routes,
     batch_routes,
     lora_routes,
@@ -157,6 +162,7 @@ BODIES: Mapping[str, type[Body]] = {
     **OLLAMA_BODIES,
     **PARSE_BODIES,
     **LLAMA_BODIES,
+    **RTP_BODIES,
     **LORA_BODIES,
     **WEIGHT_BODIES,
     "/v1/chat/completions/{chat_id}": MetadataBody,

@@ -48,6 +48,8 @@ from remora.deployments.http.pooling.rerank import (
 from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.compact import CompactBody, prepare_compact
 from remora.deployments.http.responses.response import prepare_response
+from remora.deployments.http.rtp_llm.pooling_jobs import RtpPooling
+from remora.deployments.http.rtp_llm.routes import rtp_generation
 from remora.deployments.http.sglang.bodies import parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
 from remora.deployments.http.sglang.score import ScoreBody, prepare_score
@@ -137,6 +139,7 @@ ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 TEI = Tei(embeddings=EMBEDDINGS, rerank=RERANK, pairs=PAIRS, classify=CLASSIFY, pooling=POOLING)
 TEI_ROUTES = tei_generation(TEI)
+RTP_ROUTES = rtp_generation(RtpPooling(embeddings=EMBEDDINGS, rerank=RERANK, classify=CLASSIFY))
 COHERE_CHAT = Endpoint(partial(parse, CohereChatBody), prepare_cohere_chat)
 COHERE_EMBED = Endpoint(
     partial(parse, CohereEmbedBody), CohereEmbedder(EMBEDDINGS).prepare, kind="pooling"

@@ -1,7 +1,8 @@
-"""Paths that several APIs share: /generate in three formats, /tokenize in two, their routes.
+"""Paths that several APIs share: /generate and / in three formats, /tokenize in two, their routes.
 
 `api.generate_dialect` selects the API of /generate; by default it is detected from each body, as is
-always that of /tokenize: llama.cpp's bodies have `content`.
+always that of /tokenize: llama.cpp's bodies have `content`. A body of / with a `prompt` and without
+`inputs` is RTP-LLM's, whatever is configured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from remora.deployments.http.admin import server as ops
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.core.wire_formats import LLAMACPP, OPENAI, TGI, Dialect
+from remora.deployments.http.core.wire_formats import LLAMACPP, OPENAI, RTP_LLM, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE
 from remora.deployments.http.generation.endpoint import Endpoint, Job
 from remora.deployments.http.generation.request_context import RequestContext
@@ -27,6 +28,8 @@ from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse
 from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
 from remora.deployments.http.llamacpp import info as llama_info
 from remora.deployments.http.llamacpp.bodies import LlamaTokenizeBody
+from remora.deployments.http.rtp_llm.bodies import RtpBody, is_rtp
+from remora.deployments.http.rtp_llm.generate import RTP
 from remora.deployments.http.sglang.bodies import PROMPT_FIELDS, GenerateBody, parse_generate
 from remora.deployments.http.sglang.generate import prepare_generate
 from remora.deployments.http.tei.info import tei_info
@@ -52,6 +55,26 @@ TGI_ENDPOINT: Endpoint[TgiBody] = replace(_tgi(stream=None, wraps=True), dialect
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:
     return Endpoint(partial(parse_light, stream=stream), prepare_light, kind="completion")
+
+
+def _or_rtp(other: Endpoint[Any]) -> Endpoint[Any]:
+    """Return the endpoint of RTP-LLM's bodies and of another API's."""
+
+    async def prepare_either(server: ServerState, body: Body, context: RequestContext) -> Job:
+        endpoint: Endpoint[Any] = RTP if isinstance(body, RtpBody) else other
+        return await endpoint.prepare(server, body, context)
+
+    return Endpoint(
+        lambda body: (RTP if is_rtp(body) else other).parse(body),
+        prepare_either,
+        dialect_at_root,
+        kind="completion",
+    )
+
+
+def dialect_at_root(body: Any) -> Dialect | None:
+    """Return the dialect of the response to a body of /; None = the configured one."""
+    return RTP_LLM if is_rtp(body) else None
 
 
 def _is_tgi(body: Any) -> bool:
@@ -88,10 +111,11 @@ _GENERATE: Mapping[str, Endpoint[Any]] = {
 def text_routes(dialect: str) -> tuple[Route, ...]:
     """Return /generate, /generate_stream and / in the configured dialect."""
     is_light = dialect == "lightllm"
+    root: Endpoint[Any] = _light(stream=None) if is_light else _tgi(stream=None, wraps=True)
     return (
         Route("/generate", _GENERATE[dialect], GenerateBody, ("GET", "POST", "PUT")),
         Route("/generate_stream", _light(stream=True) if is_light else _tgi(stream=True), TgiBody),
-        Route("/", _light(stream=None) if is_light else _tgi(stream=None, wraps=True), TgiBody),
+        Route("/", _or_rtp(root), TgiBody),
     )
 
 

@@ -28,6 +28,7 @@ from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.integration.short_paths import SHORT_PATHS, full_path
+from remora.deployments.http.rtp_llm.bodies import CONFIG_NAMES, is_rtp
 from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
 from remora.engine.grammar.constraint import Constraint
@@ -51,6 +52,8 @@ SESSION_FIELDS = ("prompt_cache_key", "user")
 _SGLANG, _LORA_PATH = "/generate", "lora_path"
 # Field of TGI's parameters that does.
 _TGI, _ADAPTER_ID = ("/generate", "/generate_stream", "/"), "adapter_id"
+# Field of RTP-LLM's generate_config that does.
+_RTP, _ADAPTER_NAME = ("/", "/batch_infer"), "adapter_name"
 # Tag that Ollama's clients append to a name without one.
 _OLLAMA, _LATEST = "/api/", ":latest"
 # Memory does not matter here, and a prompt's limits must not depend on this machine.
@@ -136,10 +139,21 @@ class PromptKeys:
         parameters = body.get("parameters")
         if path in _TGI and isinstance(parameters, dict):
             found = [*found, parameters.get(_ADAPTER_ID)]
+        if path in _RTP and is_rtp(body):
+            found = [*found, *_adapters_of_rtp(body)]
         name = _first_name((*found, body.get("model"))) or self._base
         if path.startswith(_OLLAMA) and name != self._base:
             name = name.removesuffix(_LATEST)
         return None if name == self._base else name.removeprefix(f"{self._base}:")
+
+
+def _adapters_of_rtp(body: Mapping[str, Any]) -> list[Any]:
+    """Return the adapter names of RTP-LLM's body; its own fields come before the config's."""
+    found: list[Any] = []
+    for place in (body, *(body.get(name) for name in CONFIG_NAMES)):
+        given = place.get(_ADAPTER_NAME) if isinstance(place, dict) else None
+        found += given if isinstance(given, list) else [given]
+    return found
 
 
 def _first_name(found: Iterable[Any]) -> str | None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from remora.configs.version import remora_version
 from remora.deployments.http.admin import server as ops
-from remora.deployments.http.core.auth import ADMIN, PING, require_operator
+from remora.deployments.http.core.auth import ADMIN, PING, RTP_PROBES, require_operator
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer
@@ -89,6 +89,15 @@ def health_routes(server: ServerState) -> APIRouter:
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     router.add_api_route(PING, health, methods=["POST"])
+
+    async def takes_more() -> Response:
+        ops.check_ready(server)
+        return JSONAnswer("ok")
+
+    for path in RTP_PROBES:
+        for method in ("GET", "POST"):
+            router.add_api_route(path, takes_more, methods=[method])
+        router.add_api_route(path, takes_more, methods=["HEAD"], include_in_schema=False)
 
     async def token() -> None:
         # One check at a time, since this route generates a token without requiring a key.

@@ -30,6 +30,15 @@ from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.core.wire_formats import OPENAI, Dialect
 
 PING = "/ping"  # Amazon SageMaker's health check
+# RTP-LLM's health checks.
+RTP_PROBES = (
+    "/status",
+    "/health_check",
+    "/frontend_health",
+    "/GraphService/cm2_status",
+    "/SearchService/cm2_status",
+)
+_ALSO_POST = frozenset({PING, *RTP_PROBES})
 OPEN_PATHS = frozenset(
     {
         "/health",
@@ -40,13 +49,14 @@ OPEN_PATHS = frozenset(
         "/health_generate",
         "/metrics",
         PING,
+        *RTP_PROBES,
     }
 )
 
 
 def open_methods(path: str) -> tuple[str, ...]:
     """Return the methods of one of OPEN_PATHS."""
-    return ("GET", "HEAD", "POST") if path == PING else ("GET", "HEAD")
+    return ("GET", "HEAD", "POST") if path in _ALSO_POST else ("GET", "HEAD")
 
 
 class Role(IntEnum):

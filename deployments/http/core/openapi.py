@@ -32,6 +32,8 @@ _EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "/generate": {"text": _PROMPT, "sampling_params": _PARAMETERS},
         "/generate_stream": {"inputs": _PROMPT, "parameters": _PARAMETERS},
         "/": {"inputs": _PROMPT, "parameters": _PARAMETERS},
+        "/batch_infer": {"prompt_batch": [_PROMPT], "generate_config": _PARAMETERS},
+        "/tokenizer/encode": {"prompt": _PROMPT},
         "/api/chat": {"messages": _TURNS, "options": {"num_predict": 16}},
         "/api/generate": {"prompt": _PROMPT, "options": {"num_predict": 16}},
         "/api/show": {},

@@ -31,6 +31,10 @@ _CHOSEN = (
     "and to SGLang's /generate (token_ids_logprob)."
 )
 _PREDICTION = "Predicted outputs belong to the bodies of /v1/chat/completions."
+_RTP_CHAT = (
+    "Fields of RTP-LLM's chats are not read: send top_k, seed, stop and others in the body itself; "
+    "/chat/render shows the prompt."
+)
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 
 _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
@@ -121,6 +125,15 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("extra_key", ("",)),
             ("store", (False,)),
             ("service_tier", ("auto", "default")),
+        ),
+    ),
+    "rtp_chat": (
+        _RTP_CHAT,
+        (
+            ("extra_configs", ({},)),
+            ("user_template", ("",)),
+            ("template_key", ("",)),
+            ("debug_info", (False,)),
         ),
     ),
     "prediction": (_PREDICTION, (("prediction", ()),)),

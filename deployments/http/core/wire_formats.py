@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.deployments.http.core.errors import answer_to, error_body
+from remora.deployments.http.core.errors import UNSUPPORTED, answer_to, error_body
 from remora.deployments.http.core.wire import dumps
 
 EVENT_STREAM = "text/event-stream"
@@ -180,6 +180,31 @@ def _flat_error(error: BaseException) -> dict[str, Any]:
     return {"object": "error", **flat, "code": answer_to(error).status, **body}
 
 
+def _rtp_kind(error: BaseException) -> tuple[int, str]:
+    status, code = answer_to(error).status, error_body(error)["error"]["code"]
+    if isinstance(error, PromptTooLong):
+        return 511, "LONG_PROMPT_ERROR"
+    if code in (UNSUPPORTED, "not_offered"):
+        return 515, "UNSUPPORTED_OPERATION"
+    if status == 429:
+        return 409, "CONCURRENCY_LIMIT_ERROR"
+    if status in (408, 504):
+        return 603, "GENERATE_TIMEOUT"
+    return (514, "UNKNOWN_ERROR") if status >= 500 else (507, "ERROR_INPUT_FORMAT_ERROR")
+
+
+def _rtp_error(error: BaseException) -> dict[str, Any]:
+    """Return RTP-LLM's error object, with OpenAI's inside."""
+    number, name = _rtp_kind(error)
+    body = error_body(error)
+    about = {"error_code": number, "error_code_str": f"{number}_{name}"}
+    return {**about, "message": body["error"]["message"], **body}
+
+
+def _rtp_event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data:" + dumps(chunk) + b"\r\n\r\n"
+
+
 def _cohere_error(error: BaseException) -> dict[str, Any]:
     body = error_body(error)
     return {"message": body["error"]["message"], **body}
@@ -209,6 +234,7 @@ OLLAMA = Dialect(
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 LLAMACPP = Dialect(error=_llama_error, last=b"")
+RTP_LLM = Dialect(error=_rtp_error, frame=_rtp_event, last=b"data:[done]\r\n\r\n")
 SGLANG = Dialect(error=_flat_error)
 COHERE = Dialect(error=_cohere_error, late_error=_cohere_event, frame=_named_event, last=b"")
 
@@ -233,6 +259,18 @@ _BY_PATH = (
     ("/apply-template", LLAMACPP),
     ("/props", LLAMACPP),
     ("/slots", LLAMACPP),
+    ("/batch_infer", RTP_LLM),
+    ("/tokenizer/encode", RTP_LLM),
+    ("/chat/render", RTP_LLM),
+    ("/v1/chat/render", RTP_LLM),
+    ("/v1/embeddings/similarity", RTP_LLM),
+    ("/v1/embeddings/sparse", RTP_LLM),
+    ("/v1/embeddings/colbert", RTP_LLM),
+    ("/v1/classifier", RTP_LLM),
+    ("/v1/reranker", RTP_LLM),
+    ("/worker_status", RTP_LLM),
+    ("/cache_status", RTP_LLM),
+    ("/rtp_llm", RTP_LLM),
 )
 # Paths that several APIs share, by `api.generate_dialect`.
 _SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(

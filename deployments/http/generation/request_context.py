@@ -35,6 +35,7 @@ class RequestContext:
     claims:      names that no other open request may have
     answer:      the answer that another replica may have begun or may continue; None = no other can
     created:     creation time of the answer, in seconds since 1970
+    timeout_s:   the caller's own limit on the whole request; None = the server's alone
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class RequestContext:
     claims: tuple[str, ...] = ()
     answer: ResumableAnswer | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    timeout_s: float | None = None
 
     @classmethod
     def of(cls, request: Request, labels: RequestLabels) -> RequestContext:

@@ -304,7 +304,8 @@ class RequestTracker:
             async with AsyncExitStack() as held:
                 await held.enter_async_context(account.concurrent.taken(most, wait_s=wait_s))
                 is_aborted = num_aborts != self._num_aborts  # while it waited for its turn
-                source = self._outputs(requests, limits.timeout_s, is_aborted=is_aborted)
+                timeout_s = _shorter(limits.timeout_s, context.timeout_s)
+                source = self._outputs(requests, timeout_s, is_aborted=is_aborted)
                 events = await held.enter_async_context(aclosing(source))
                 is_ready = False
                 async for event in events:
@@ -351,6 +352,12 @@ class RequestTracker:
             outputs = _merge(self._client, requests)
         # After `timeout_s` they raise RequestTimedOut.
         return outputs if timeout_s is None else _limited(outputs, timeout_s)
+
+
+def _shorter(first: float | None, second: float | None) -> float | None:
+    """Return the shorter of two limits; None = no limit."""
+    given = [limit for limit in (first, second) if limit is not None]
+    return min(given, default=None)
 
 
 async def _aborted(requests: Sequence[Request]) -> AsyncGenerator[Any, None]:

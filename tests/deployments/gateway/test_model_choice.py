@@ -8,7 +8,13 @@ import pytest
 
 from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.deployments.gateway.model_choice import choose_model, wants_stream
-from remora.deployments.http.core.wire_formats import OLLAMA, OPENAI, TGI, Dialect
+from remora.deployments.http.core.wire_formats import (
+    OLLAMA,
+    OPENAI,
+    RTP_LLM,
+    TGI,
+    Dialect,
+)
 
 NAMES = ("big", "small")
 
@@ -78,6 +84,10 @@ def test_one_model_alone_judges_everything_itself(body: Any) -> None:
         ("/generate_stream", TGI, {}, True),
         ("/api/chat", OLLAMA, {"stream": True}, False),
         ("/v1/completions", OPENAI, None, False),
+        ("/", RTP_LLM, {"yield_generator": True}, True),
+        ("/", RTP_LLM, {"generation_config": {"yield_generator": True}}, True),
+        ("/", RTP_LLM, {"generate_config": [1], "yield_generator": 1}, False),
+        ("/v1/completions", OPENAI, {"yield_generator": True}, False),
     ],
 )
 def test_comments_come_first_only_where_events_are_asked_for(

@@ -42,7 +42,8 @@ async def check_row(row: Row, server: FakeServer) -> None:
 
 def content_of(response: httpx.Response) -> Any:
     """Return the parsed answer; of a stream, its events, an end marker as its text."""
-    kind, text = response.headers.get("content-type", ""), response.text
+    kind = response.headers.get("content-type", "")
+    text = response.text.replace("\r\n", "\n")
     if kind.startswith("text/event-stream"):
         frames = [frame.split("data:", 1)[1].strip() for frame in text.split("\n\n") if frame]
         return [json.loads(data) if data.startswith("{") else data for data in frames]

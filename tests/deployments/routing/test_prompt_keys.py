@@ -31,6 +31,7 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, **SHORT},
     "/generate": {"text": WORDS[5:], "sampling_params": {"max_new_tokens": 2}},
     "/generate_stream": {"inputs": WORDS[9:], "parameters": {"max_new_tokens": 2}},
+    "/": {"prompt": WORDS[13:], "generate_config": {"max_new_tokens": 2}},
     "/api/chat": {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 2}},
 }
 
@@ -146,6 +147,10 @@ TWO_ADAPTERS = [{"name": name, "path": name} for name in ("x", "y")]
         ("/api/chat", {"model": "tiny:x"}, "x"),
         ("/api/chat", {"model": "tiny:latest"}, None),
         ("/tokenize", {"model": "x"}, None),
+        ("/", {"prompt": "a", "adapter_name": "x"}, "x"),
+        ("/", {"prompt": "a", "generate_config": {"adapter_name": ["y", "x"]}}, "y"),
+        ("/", {"inputs": "a", "adapter_name": "x"}, None),
+        ("/batch_infer", {"prompt_batch": ["a"], "generation_config": 1, "model": "x"}, "x"),
     ],
 )
 async def test_an_adapter_is_named_by_the_body(path: str, body: Any, adapter: str | None) -> None:

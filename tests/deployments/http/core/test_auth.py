@@ -51,6 +51,8 @@ async def test_every_route_that_is_not_open_asks_for_a_key(method: str, path: st
 
 def test_nothing_is_open_but_health_and_metrics() -> None:
     probes = {"/health", "/healthz", "/ready", "/liveness", "/readiness", "/health_generate"}
+    probes |= {"/status", "/health_check", "/frontend_health"}
+    probes |= {"/GraphService/cm2_status", "/SearchService/cm2_status"}
     assert set(OPEN_PATHS) == probes | {"/metrics", "/ping"}
 
 

@@ -38,6 +38,8 @@ from remora.deployments.http.ollama.bodies import (
     ShowBody,
 )
 from remora.deployments.http.responses.bodies import ResponsesBody
+from remora.deployments.http.rtp_llm.bodies import RtpBody, TokenizerEncodeBody
+from remora.deployments.http.rtp_llm.generate_config import RtpConfig
 from remora.deployments.http.sglang.bodies import GenerateBody, NativeSampling
 from remora.deployments.http.sglang.parse_routes import ParseCallsBody, SeparateBody
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
@@ -103,6 +105,7 @@ OPAQUE = frozenset(
 )
 NOT_COUNTED = frozenset({"thinking", "tool_choice"})
 LOGPROBS = ("logprobs", "top_logprobs", "truncate")
+RTP_OBJECTS = frozenset({"guided_json", "json_schema", "structural_tag", "master_info"})
 PLACES = {
     "openai-chat": Place("/v1/chat/completions", ChatBody, {"messages": [HELLO]}),
     "completions": Place("/v1/completions", CompletionBody, {"prompt": "a"}),
@@ -150,6 +153,21 @@ PLACES = {
     "llama": Place("/completion", LlamaCompletionBody, {"prompt": "a"}, values=bad.LLAMACPP),
     "llama-tokens": Place("/tokenize", LlamaTokenizeBody, {"content": "a"}, values=bad.LLAMACPP),
     "llama-template": Place("/apply-template", ApplyTemplateBody, {"messages": [HELLO]}),
+    "rtp": Place("/", RtpBody, {"prompt": "a"}, values=bad.RTP_LLM, objects=RTP_OBJECTS),
+    "rtp-config": Place(
+        "/",
+        RtpConfig,
+        {"prompt": "a"},
+        "generate_config",
+        values=bad.RTP_LLM,
+        objects=RTP_OBJECTS,
+    ),
+    "rtp-tokens": Place(
+        "/tokenizer/encode",
+        TokenizerEncodeBody,
+        {"prompt": "a"},
+        values={**bad.RTP_LLM, "prompt": (1, ["a"], None)},
+    ),
     "parse-calls": dialect_place("/parse_function_call", ParseCallsBody, PARSED, "text"),
     "separate": dialect_place(
         "/separate_reasoning", SeparateBody, {"text": "a", "reasoning_parser": "qwen3"}, "text"
@@ -261,7 +279,10 @@ async def test_no_body_makes_a_500(label: str, data: st.DataObject) -> None:
 
     assert response.status_code < 500, response.text
     if response.status_code >= 400 and place.naming == "param":
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        error = response.json()["error"]
+        if place.path == "/" and isinstance(error, str):
+            return  # Infinity is no JSON, and the API of a body of / that cannot be read is TGI
+        assert set(error) == {"message", "type", "param", "code"}
 
 
 PIECES = st.fixed_dictionaries(

@@ -48,6 +48,10 @@ FIELDS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/tokenize", {"prompt": "Hi"}, "model"),
     ("/completion", {"prompt": "Hi"}, "model"),
     ("/api/pull", {}, "model"),
+    ("/", {"prompt": "Hi"}, "model"),
+    ("/", {"prompt": "Hi"}, "adapter_name"),
+    ("/", {"prompt": "Hi"}, "task_id"),
+    ("/tokenizer/encode", {"prompt": "Hi"}, "model"),
 )
 URLS = (
     ("GET", "/v1/models/{}"),
