@@ -75,10 +75,8 @@ class Relay:
         EngineError when it fails while it answers: no END is sent then, so another replica may
         take over.
         """
-        node_id, replica = self._own_ids()
-        reader, writer = await _connect(relayed.address, node_id, replica)
+        reader, writer = await _connect(relayed, *self._own_ids())
         try:
-            writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
             try:
                 self._check_health()
             except EngineError as error:
@@ -129,18 +127,29 @@ class Relay:
 
 
 async def _connect(
-    address: Address, node_id: str, replica: str
+    relayed: RelayedRequest, node_id: str, replica: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the gateway and say HELLO. Raises TcpNeeded; GatewayUnreachable."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            if address.node_id == node_id:
-                return await asyncio.open_unix_connection(address.path)
-            if address.tcp is None:
-                raise TcpNeeded("The gateway is on another machine.")
-            return await asyncio.open_connection(*address.tcp)
+            reader, writer = await _open(relayed.address, node_id)
+            writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
+            # A Unix socket whose listener has a full queue is not connected, and shows it here.
+            await writer.drain()
+            return reader, writer
     except OSError as error:  # includes TimeoutError
         log.warning("relay: cannot connect to the gateway: %r", error)
         raise GatewayUnreachable(replica) from None
+
+
+async def _open(
+    address: Address, node_id: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if address.node_id == node_id:
+        return await asyncio.open_unix_connection(address.path)
+    if address.tcp is None:
+        raise TcpNeeded("The gateway is on another machine.")
+    return await asyncio.open_connection(*address.tcp)
 
 
 class _AnswerStream:
