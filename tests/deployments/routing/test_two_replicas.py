@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
+from ray.serve.request_router import RunningReplica
 
 from remora.deployments.app import build
+from remora.deployments.routing.router import RemoraRouter
 from tests.conftest import TinyCheckpoints
+from tests.deployments.applications import num_running
 from tests.deployments.conftest import Cluster, wait_until_running
 from tests.lora.adapters import make_adapter
 
@@ -16,10 +20,10 @@ pytestmark = pytest.mark.ray
 
 SESSIONS, PREFIXES, ADAPTERS = "routed-by-session", "routed-by-prefix", "routed-by-adapter"
 ROUTING = {
-    SESSIONS: {"policy": "session", "gateway": "off"},
-    PREFIXES: {"policy": "prefix"},
+    SESSIONS: {"policy": "session", "gateway": "off", "stats_period_s": 60},
+    PREFIXES: {"policy": "prefix", "stats_period_s": 0.1},
     # Answers come sooner here than reports of them: by load, others would seem less busy.
-    ADAPTERS: {"policy": "lora", "max_imbalance": 100},
+    ADAPTERS: {"policy": "lora", "max_imbalance": 100, "num_gateways": 2},
 }
 NAMES = [f"adapter-{n}" for n in range(8)]
 WORDS = "the same words for everybody, again and again " * 4
@@ -54,6 +58,23 @@ def routed(
     finally:
         for name in ROUTING:
             serve.delete(name)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
+    """What replicas report to the handles of this process: application -> replica -> reports."""
+    found: dict[str, dict[str, set[str]]] = {}
+    update = RemoraRouter.update_replicas
+
+    def note(router: RemoraRouter, replicas: list[RunningReplica]) -> None:
+        for replica in replicas:
+            id_ = replica.replica_id
+            seen = found.setdefault(id_.deployment_id.app_name, {}).setdefault(id_.unique_id, set())
+            seen.add(str(replica.routing_stats))
+        update(router, replicas)
+
+    monkeypatch.setattr(RemoraRouter, "update_replicas", note)
+    return found
 
 
 def num_cached(url: str, prompt: str, model: str = "tiny", **headers: str) -> int:
@@ -99,3 +120,36 @@ def test_an_adapter_finds_its_own_pages_again(routed: Cluster) -> None:
 
     assert not any(first), "each adapter has a cache of its own"
     assert all(again)
+
+
+@pytest.mark.observes("routing.gateway", "routing.num_gateways")
+def test_gateways_run_before_the_replicas_as_many_as_are_asked_for(routed: Cluster) -> None:
+    from ray import serve
+
+    applications = serve.status().applications
+
+    assert "Gateway" not in applications[SESSIONS].deployments
+    assert num_running(PREFIXES, "Gateway") == 1
+    assert num_running(ADAPTERS, "Gateway") == 2
+
+
+@pytest.mark.observes("routing.stats_period_s")
+def test_busy_replicas_report_once_in_each_period(
+    routed: Cluster, reports: dict[str, dict[str, set[str]]]
+) -> None:
+    from ray import serve
+
+    apps = (SESSIONS, PREFIXES)
+    handles = [serve.get_deployment_handle("LLMServer", name) for name in apps]
+
+    def most(name: str) -> int:
+        return max(map(len, reports.get(name, {}).values()), default=0)
+
+    deadline = time.monotonic() + 60
+    while most(PREFIXES) < 6:  # the first may have been made before
+        assert time.monotonic() < deadline, reports
+        body = {"prompt": WORDS, "max_tokens": 1}
+        for answer in [handle.completions.remote(body) for handle in handles]:
+            answer.result(timeout_s=60)
+
+    assert 1 <= most(SESSIONS) <= 2
