@@ -75,8 +75,10 @@ class Relay:
         EngineError when it fails while it answers: no END is sent then, so another replica may
         take over.
         """
-        reader, writer = await _connect(relayed, *self._own_ids())
+        node_id, replica = self._own_ids()
+        reader, writer = await _connect(relayed.address, node_id, replica)
         try:
+            await _say_hello(writer, relayed.secret, replica)
             try:
                 self._check_health()
             except EngineError as error:
@@ -127,29 +129,28 @@ class Relay:
 
 
 async def _connect(
-    relayed: RelayedRequest, node_id: str, replica: str
+    address: Address, node_id: str, replica: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the gateway and say HELLO. Raises TcpNeeded; GatewayUnreachable."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await _open(relayed.address, node_id)
-            writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
-            # A Unix socket whose listener has a full queue is not connected, and shows it here.
-            await writer.drain()
-            return reader, writer
+            if address.node_id == node_id:
+                return await asyncio.open_unix_connection(address.path)
+            if address.tcp is None:
+                raise TcpNeeded("The gateway is on another machine.")
+            return await asyncio.open_connection(*address.tcp)
     except OSError as error:  # includes TimeoutError
         log.warning("relay: cannot connect to the gateway: %r", error)
         raise GatewayUnreachable(replica) from None
 
 
-async def _open(
-    address: Address, node_id: str
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if address.node_id == node_id:
-        return await asyncio.open_unix_connection(address.path)
-    if address.tcp is None:
-        raise TcpNeeded("The gateway is on another machine.")
-    return await asyncio.open_connection(*address.tcp)
+async def _say_hello(writer: asyncio.StreamWriter, secret: bytes, replica: str) -> None:
+    try:
+        writer.write(bytes(Frame(Kind.HELLO, secret + replica.encode())))
+        # A Unix socket whose listener has a full queue is not connected, and shows it here.
+        await writer.drain()
+    except OSError as error:
+        log.warning("relay: the gateway takes no connection: %r", error)
+        raise GatewayUnreachable(replica) from None
 
 
 class _AnswerStream:
