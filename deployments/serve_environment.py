@@ -1,6 +1,7 @@
 """The environment variables of Ray and Serve, which read them when they are first imported.
 
-`remora serve` sets them; with `serve run` the operator sets them before Ray starts.
+`remora serve` sets them (WITHOUT_TRACEBACKS unless it is verbose); with `serve run` the operator
+sets them before Ray starts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,21 @@ _WITHOUT = {
     _PROXY: "a dead proxy goes unnoticed for half a minute",
     _NICE: "engines yield their cores to other processes",
 }
+
+# Lines that Ray does not copy from the logs of its processes to the terminal: of a Python traceback
+# all but the errors themselves. A frame is `File "x", line 1, in f`, below it the code by at least
+# four spaces; Ray's own messages hold a whole traceback each.
+_TRACEBACK = (
+    r"Traceback \(most recent call last\):",
+    r'^[\s|]*File ".+", line \d+, in ',
+    r"^( {4}(?! *[|+])| +\| {3}| +\+-)",  # | and + are of groups of errors
+    r"^[\s|]*(The above exception was the direct cause|During handling of the above exception)",
+    r"^(\x1b\[\d+m)?ray::\S+\(\)(\x1b\[\d+m)? \(pid=\d+",
+    r"^\s*$",
+)
+WITHOUT_TRACEBACKS: Mapping[str, str] = MappingProxyType(
+    {"RAY_DEDUP_LOGS_SKIP_REGEX": "|".join(_TRACEBACK)}
+)
 
 
 def unset_warning(environment: Mapping[str, str]) -> str | None:

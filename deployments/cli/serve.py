@@ -58,7 +58,7 @@ from remora.deployments.ray_private import (
     start_deleting,
 )
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
-from remora.deployments.serve_environment import ENVIRONMENT
+from remora.deployments.serve_environment import ENVIRONMENT, WITHOUT_TRACEBACKS
 
 POLL_S = 0.2
 CONTROLLER_POLL_S = 2.0
@@ -81,7 +81,7 @@ def serve(
         typer.Option(help="HTTP proxy in front of the replicas. Default: haproxy if available."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show tracebacks if the server does not start.")
+        bool, typer.Option("--verbose", help="Show tracebacks, also of Ray's processes.")
     ] = False,
 ) -> None:
     """Serve models over HTTP until Ctrl-C."""
@@ -113,6 +113,8 @@ def _drive(
 ) -> int:
     """Run the server and return the exit code. Raises Failure, ConfigError, Stopped."""
     os.environ.update(folder.environment(os.environ))
+    for name, value in () if is_verbose else WITHOUT_TRACEBACKS.items():
+        os.environ.setdefault(name, value)
     _write_built_in_model(raw)
     protect_ray_token(os.environ)
     watch: AbstractContextManager[None] = nullcontext()

@@ -129,6 +129,12 @@ class Carrier:
             elif is_refusal(error):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            elif isinstance(cause_of(error), AnswerTruncated):
+                log.warning(
+                    "gateway: the answer of replica %s has no end; request_id=%s",
+                    channel.replica,
+                    request.request_id,
+                )
             is_late = is_refusal(error) and time.monotonic() > deadline
             if is_late or not (is_death(error) or is_refusal(error)):
                 raise client_error(error) from error
@@ -180,11 +186,12 @@ class Carrier:
 
 def _on_outcome(channel: AnswerChannel, outcome: asyncio.Future[None]) -> None:
     """Record in a channel how its call ended."""
-    error = None if outcome.cancelled() else outcome.exception()
-    if error is not None:
+    if outcome.cancelled():
+        channel.expect_the_end(is_whole=False)
+    elif error := outcome.exception():
         channel.fail(error)
     else:
-        channel.expect_the_end()
+        channel.expect_the_end(is_whole=True)
 
 
 async def _pass_on(channel: AnswerChannel, client: ClientSide, progress: _Progress | None) -> None:

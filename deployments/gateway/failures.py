@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import (
@@ -20,6 +21,8 @@ from remora.configs.errors import (
     Unavailable,
 )
 from remora.deployments.gateway.relayed_request import AnswerTruncated, CannotContinue
+
+log = logging.getLogger(__name__)
 
 DIED = "The replica that worked on this request has died. Please try again."
 
@@ -48,7 +51,7 @@ def client_error(error: BaseException) -> BaseException:
     if isinstance(cause, CannotContinue):
         return Unavailable(str(cause))
     if isinstance(cause, AnswerTruncated):
-        return EngineError("The answer broke off.")
+        return Unavailable("A replica's answer did not arrive completely. Please try again.")
     if isinstance(cause, RemoraError) and not isinstance(cause, EngineError):
         return cause
     if is_death(cause):
@@ -67,5 +70,6 @@ def client_error(error: BaseException) -> BaseException:
         case RayServeException() | ActorUnavailableError():
             return Unavailable("No replica could answer. Please try again.")
         case RayError():
-            return EngineError(f"Ray reports: {cause}")
+            log.error("gateway: Ray reports: %s", cause)
+            return Unavailable("No replica could be reached. Please try again.")
     return cause

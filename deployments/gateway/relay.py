@@ -78,7 +78,7 @@ class Relay:
         node_id, replica = self._own_ids()
         reader, writer = await _connect(relayed.address, node_id, replica)
         try:
-            writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
+            await _say_hello(writer, relayed.secret, replica)
             try:
                 self._check_health()
             except EngineError as error:
@@ -140,6 +140,16 @@ async def _connect(
             return await asyncio.open_connection(*address.tcp)
     except OSError as error:  # includes TimeoutError
         log.warning("relay: cannot connect to the gateway: %r", error)
+        raise GatewayUnreachable(replica) from None
+
+
+async def _say_hello(writer: asyncio.StreamWriter, secret: bytes, replica: str) -> None:
+    try:
+        writer.write(bytes(Frame(Kind.HELLO, secret + replica.encode())))
+        # A Unix socket whose listener has a full queue is not connected, and shows it here.
+        await writer.drain()
+    except OSError as error:
+        log.warning("relay: the gateway takes no connection: %r", error)
         raise GatewayUnreachable(replica) from None
 
 

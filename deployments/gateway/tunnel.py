@@ -25,8 +25,12 @@ from remora.deployments.gateway.relayed_request import Address
 
 HELLO_TIMEOUT_S = 10.0
 READ_BYTES = 64 * 1024
-# Time for bytes in transit once the replica's call has ended.
+# Time for bytes in transit once the replica's call has failed.
 GRACE_S = 1.0
+# The same once it has returned: all bytes come then, but a busy gateway reads them late.
+IN_TRANSIT_S = 20.0
+# Connections that wait to be accepted. Further ones fail at once.
+BACKLOG = 4096
 
 
 class CutOff(Exception):
@@ -90,14 +94,17 @@ class AnswerChannel:
         self._connected.set()
         if self._writer is not None:
             # A live replica has closed it by now; a dead machine never does.
-            self._soon(self._writer.close)
+            self._after(GRACE_S, self._writer.close)
 
-    def expect_the_end(self) -> None:
-        """End the channel soon: its call has returned."""
-        self._soon(self._give_up)
+    def expect_the_end(self, *, is_whole: bool) -> None:
+        """End the channel if the answer does not arrive: its call has ended.
 
-    def _soon(self, action: Callable[[], object]) -> None:
-        self._timers.append(asyncio.get_running_loop().call_later(GRACE_S, action))
+        is_whole:  the call has returned, so the replica has sent all of the answer
+        """
+        self._after(IN_TRANSIT_S if is_whole else GRACE_S, self._give_up)
+
+    def _after(self, seconds: float, action: Callable[[], object]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, action))
 
     def _give_up(self) -> None:
         self._failure = self._failure or CutOff()
@@ -144,13 +151,16 @@ class Tunnel:
 
     async def open(self) -> None:
         """Listen for replicas on this machine."""
-        self._servers.append(await asyncio.start_unix_server(self._on_connect, self._path))
+        server = await asyncio.start_unix_server(self._on_connect, self._path, backlog=BACKLOG)
+        self._servers.append(server)
 
     async def open_tcp(self) -> None:
         """Listen on TCP too, for replicas on other machines."""
         async with self._opening:
             if self._port is None:
-                server = await asyncio.start_server(self._on_connect, self._host, 0)
+                server = await asyncio.start_server(
+                    self._on_connect, self._host, 0, backlog=BACKLOG
+                )
                 self._port = server.sockets[0].getsockname()[1]
                 self._servers.append(server)
 

@@ -43,7 +43,8 @@ def _log_growth(before: tracemalloc.Snapshot, now: tracemalloc.Snapshot) -> None
     held, _ = tracemalloc.get_traced_memory()
     lines = []
     for change in now.compare_to(before, "traceback")[:NUM_SHOWN]:
-        stack = "\n".join(f"    {line.strip()}" for line in change.traceback.format())
+        # Fewer spaces than code in a traceback, which terminals do not get.
+        stack = "\n".join(f"   {line.strip()}" for line in change.traceback.format())
         lines.append(
             f"  {change.size_diff / 1024:+.1f} KiB, now {change.size / 1024:.1f} KiB in "
             f"{change.count} blocks\n{stack}"

@@ -19,6 +19,7 @@ import pytest
 import ray
 import ray.serve.handle
 from ray import serve
+from ray._private import ray_constants
 from ray.experimental import internal_kv
 from ray.serve._private import constants, http_util, replica
 from ray.serve._private.client import ServeControllerClient
@@ -41,7 +42,7 @@ from remora.deployments.routing.haproxy_hook import (
     route_response,
 )
 from remora.deployments.routing.router import RemoraRouter
-from remora.deployments.serve_environment import ENVIRONMENT
+from remora.deployments.serve_environment import ENVIRONMENT, WITHOUT_TRACEBACKS
 from tests.deployments.serve_files import haproxy_config, routing_script
 
 READ_IN = "2.60"
@@ -121,6 +122,12 @@ def test_serve_reads_the_environment_that_we_set() -> None:
     unread = sorted(name for name in names if "SERVE" in name and f'"{name}"' not in sources)
 
     assert unread == [], "Serve reads these no more; see cli/haproxy.py, serve_environment.py"
+
+
+def test_ray_reads_which_lines_terminals_do_not_get() -> None:
+    (name,) = WITHOUT_TRACEBACKS
+
+    assert f'os.environ.get("{name}")' in inspect.getsource(ray_constants), ADVICE.format(name)
 
 
 def test_serve_reads_the_headers_that_are_checked_before_it() -> None:

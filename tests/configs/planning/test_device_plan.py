@@ -63,7 +63,6 @@ def test_several_ranks_overlap_and_capture_like_one() -> None:
     assert plan_of(tp_size=2, pp_size=2, micro_batches=1) == plan_of()
 
 
-@pytest.mark.observes("engine.graph_prompt_tokens")
 def test_steps_with_prompts_are_captured_where_attention_reads_them_on_the_device() -> None:
     assert plan_of().graph_prompt_sizes[-1] == 2048
     assert plan_of(max_step_tokens=300).graph_prompt_sizes[-1] == 300

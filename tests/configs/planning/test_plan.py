@@ -203,7 +203,6 @@ def test_the_served_name_is_written_or_the_last_part_of_the_path(
     assert plan(model=model).served_model_name == name
 
 
-@pytest.mark.observes("engine.device")
 def test_cuda_is_taken_where_there_is_one() -> None:
     machine = make_machine(devices=("cpu", "cuda:0"))
 

@@ -30,6 +30,7 @@ from remora.deployments.cli.supervision.driver_link import DriverLink
 from remora.deployments.cli.supervision.run_folder import RunFolder
 from remora.deployments.cli.terminal import Failure
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
+from remora.deployments.serve_environment import WITHOUT_TRACEBACKS
 
 
 def make_file(folder: Path, **changes: Any) -> Path:
@@ -176,9 +177,26 @@ def test_tracebacks_are_shown_on_request_only(
 
     monkeypatch.setattr(serve_module, "_start", start)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # which it changes
+    (skips,) = WITHOUT_TRACEBACKS
+    environ = {name: value for name, value in os.environ.items() if name != skips}
+    monkeypatch.setattr(os, "environ", environ)  # which it changes
     raw = make_config(make_file(tmp_path))
     with pytest.raises(Failure, match=r"^remora did not start: x$"):
         _drive(raw, Proxy.PYTHON, RunFolder(tmp_path, -1), FakeLink(), is_verbose=is_verbose)
 
     assert ("Traceback of an actor" in capsys.readouterr().err) is is_verbose
+    assert (skips in environ) is not is_verbose
+
+
+def test_the_operator_chooses_the_lines_that_terminals_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (skips,) = WITHOUT_TRACEBACKS
+    monkeypatch.setattr(serve_module, "_start", lambda *_: None)
+    monkeypatch.setattr(serve_module, "_watch_controller", lambda: None)
+    monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
+    monkeypatch.setattr(os, "environ", {**os.environ, skips: "x"})
+    raw = make_config(make_file(tmp_path))
+    _drive(raw, Proxy.PYTHON, RunFolder(tmp_path, -1), FakeLink(), is_verbose=False)
+
+    assert os.environ[skips] == "x"

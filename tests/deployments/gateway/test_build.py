@@ -13,7 +13,6 @@ from tests.deployments.fakes import make_server_config
 TO_ZERO = {"max_replicas": 3, "min_replicas": 0}
 
 
-@pytest.mark.observes("routing.gateway")
 @pytest.mark.parametrize(
     ("sections", "needed", "needed_under_haproxy", "has_routing_service_if_asked"),
     [
@@ -57,7 +56,6 @@ def test_several_models_need_one() -> None:
     assert not uses_routing_service(configs, haproxy_asks=True)
 
 
-@pytest.mark.observes("routing.num_gateways")
 def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:
     config = make_server_config(
         routing={"num_gateways": 3, "max_held_requests": 10}, parallel={"num_replicas": 2}

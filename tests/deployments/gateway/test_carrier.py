@@ -8,10 +8,14 @@ import re
 from typing import Any
 
 import pytest
+from ray.exceptions import WorkerCrashedError
 from ray.serve.exceptions import BackPressureError
 
 from remora.configs.errors import EngineError
+from remora.deployments.gateway import tunnel
+from remora.deployments.gateway.relayed_request import RelayedRequest
 from remora.deployments.http.core.auth import Access, Keys
+from remora.deployments.routing.key import RouteKey
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
 from tests.deployments.gateway.fakes import Replica, Replicas, begin, gateway, ready, until
 
@@ -239,6 +243,53 @@ async def test_a_call_that_somebody_cancels_under_way_is_given_up(
         answer = await asking
 
     assert answer.status_code == 200
+
+
+async def test_an_answer_that_arrives_after_its_call_has_returned_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_hello = tunnel._read_hello
+
+    async def read_late(reader: asyncio.StreamReader) -> bytes:
+        await until(lambda: not model.open)  # as in a gateway with much to do
+        await asyncio.sleep(0.05)
+        return await read_hello(reader)
+
+    monkeypatch.setattr(tunnel, "_read_hello", read_late)
+    monkeypatch.setattr(tunnel, "GRACE_S", 0.01)
+    model = ready(Replica("one"))
+    async with gateway(model) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == "Paris."
+
+
+async def test_an_error_of_ray_itself_is_a_503() -> None:
+    async with gateway(ready(Replica("one"), error=WorkerCrashedError())) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x"})
+
+    assert answer.status_code == 503
+    assert answer.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_returns_without_an_answer_is_a_503(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Replica):
+        async def answer(self, call: RelayedRequest, route: RouteKey) -> None:
+            self.seen.append(route)
+
+    monkeypatch.setattr(tunnel, "IN_TRANSIT_S", 0.01)
+    silent = Silent("one")
+    async with gateway(ready(silent)) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert answer.headers["x-should-retry"] == "true"
+    assert len(silent.seen) == 1  # what it did may not be repeatable
 
 
 async def test_a_stream_is_kept_alive_while_it_waits_for_a_replica() -> None:

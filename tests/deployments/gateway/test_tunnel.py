@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.deployments.gateway.frames import SECRET_BYTES, Frame, Kind
 from remora.deployments.gateway.relay import Relay
-from remora.deployments.gateway.relayed_request import RelayedRequest
+from remora.deployments.gateway.relayed_request import (
+    Address,
+    GatewayUnreachable,
+    RelayedRequest,
+)
 from remora.deployments.gateway.tunnel import AnswerChannel, CutOff, Tunnel
 
 PIECE = b"x" * 10_000
@@ -170,3 +176,27 @@ async def test_an_answer_that_has_begun_cannot_be_taken_over(tunnel: Tunnel) -> 
     await task
 
     assert app.num_said <= 2
+
+
+async def test_many_replicas_connect_at_once_to_a_gateway_that_is_busy(tunnel: Tunnel) -> None:
+    lines = [tunnel.open_channel() for _ in range(300)]
+    tasks = [start(tunnel, line, Speaker(0)) for line in lines]  # before any is accepted
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(line.taken() for line in lines), *tasks)
+    for line in lines:
+        line.close()
+
+
+async def test_a_connection_that_the_gateway_never_accepts_is_an_error(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "answers"))
+        listener.listen(0)
+        address = Address(node_id="here", path=str(tmp_path / "answers"))
+        call = RelayedRequest(scope=SCOPE, body=b"", address=address, secret=b"?" * SECRET_BYTES)
+        relay = Relay(lambda: Speaker(0), lambda: None, own_ids=lambda: ("here", "one"))
+        calls = [asyncio.create_task(relay.answer(call)) for _ in range(2)]
+        done, _ = await asyncio.wait(calls, timeout=5, return_when=asyncio.FIRST_EXCEPTION)
+        for task in calls:
+            task.cancel()
+
+    assert [type(task.exception()) for task in done if task.exception()] == [GatewayUnreachable]

@@ -24,7 +24,6 @@ def test_one_rank_is_an_ordinary_actor() -> None:
     assert placement_options(make_config()) == {"ray_actor_options": {"num_cpus": 1.0}}
 
 
-@pytest.mark.observes("parallel.accelerator_type", "parallel.label_selector")
 def test_wishes_of_one_rank_are_the_actors() -> None:
     options = placement_options(
         make_config("cuda", accelerator_type="H100", label_selector={"zone": "a"})
@@ -40,7 +39,6 @@ def test_wishes_of_one_rank_are_the_actors() -> None:
     }
 
 
-@pytest.mark.observes("parallel.memory_per_rank")
 def test_each_rank_has_a_bundle_of_its_own() -> None:
     options = placement_options(make_config(tp_size=3, cpus_per_rank=0.5, memory_per_rank="2GiB"))
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from remora.configs.load import parse_args
+from remora.deployments.ranks.placement import ACCELERATOR_SHARE
 from tests.conftest import TinyCheckpoints
 from tests.deployments.applications import deployed
 from tests.deployments.conftest import TINY, Cluster
@@ -28,10 +29,17 @@ pytestmark = pytest.mark.ray
 NAME = "ranks"
 WAIT = httpx.Timeout(120)
 RECOVERY_S = 150.0
+MEMORY = 2**20  # Ray counts it only
 
 
 def make_args(path: Any, **parallel: Any) -> dict[str, Any]:
-    common = {"tp_size": 2, "cpus_per_rank": 0.1, "placement": "SPREAD", "rank_timeout_s": 3.0}
+    common = {
+        "tp_size": 2,
+        "cpus_per_rank": 0.1,
+        "memory_per_rank": MEMORY,
+        "placement": "SPREAD",
+        "rank_timeout_s": 3.0,
+    }
     return {
         "model": {"path": str(path), "served_name": "tiny2", "dtype": "float32"},
         "engine": {"kv_tokens": 2048, "num_threads": 1},
@@ -124,7 +132,7 @@ def test_each_rank_tells_what_it_does(app: str) -> None:
     assert min(found.values()) > 0
 
 
-@pytest.mark.observes("parallel.cpus_per_rank", "parallel.placement")
+@pytest.mark.observes("parallel.cpus_per_rank", "parallel.memory_per_rank", "parallel.placement")
 def test_workers_have_names_and_places(app: str) -> None:
     names = sorted(ranks())
 
@@ -133,7 +141,8 @@ def test_workers_have_names_and_places(app: str) -> None:
         replica = name.split(":")[2]
         assert name == f"remora:tiny2:{replica}:rank1"
     groups = placement_groups()
-    assert [group["bundles"] for group in groups] == [{0: {"CPU": 0.1}, 1: {"CPU": 0.1}}] * 2
+    reserved = {"CPU": 0.1, "memory": MEMORY}
+    assert [group["bundles"] for group in groups] == [{0: reserved, 1: reserved}] * 2
     assert {group["strategy"] for group in groups} == {"SPREAD"}
 
 
@@ -215,8 +224,8 @@ def test_what_ranks_cannot_share_is_refused_with_what_works(
 
 
 @pytest.mark.slow
-@pytest.mark.observes("parallel.num_nodes")
-def test_ranks_of_one_replica_may_be_on_two_nodes(tiny_checkpoints: TinyCheckpoints) -> None:
+@pytest.mark.observes("parallel.num_nodes", "parallel.label_selector", "parallel.accelerator_type")
+def test_replicas_are_on_the_nodes_that_are_asked_for(tiny_checkpoints: TinyCheckpoints) -> None:
     path = str(tiny_checkpoints("llama"))
     program = [sys.executable, "-m", "tests.deployments.ranks.two_nodes", path]
 
@@ -228,5 +237,7 @@ def test_ranks_of_one_replica_may_be_on_two_nodes(tiny_checkpoints: TinyCheckpoi
     assert found["bundles"] == {"0": {"CPU": 1.0}, "1": {"CPU": 1.0}}
     assert sorted(found["nodes"]) == ["head", "second"]
     assert found["text"] == found["text after"] == found["text of one rank"]
+    assert found["labelled"] == ["second", "second"]
+    assert found["accelerators"] == 2 * ACCELERATOR_SHARE
     assert not found["stopped rank lives"]
     assert found["groups left"] == []

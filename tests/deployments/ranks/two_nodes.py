@@ -1,4 +1,6 @@
-"""One replica with a rank on each of two Ray nodes, simulated on one machine. Run as a program:
+"""Replicas on two Ray nodes, simulated on one machine: a rank on each, or all on one by its label.
+
+Run as a program:
 
     python -m tests.deployments.ranks.two_nodes MODEL
 
@@ -17,13 +19,21 @@ from typing import Any
 
 PROMPT = "Number 5: what is the capital of France?"
 WAIT_S = 150.0
+LABELS, KIND = {"zone": "b"}, "H100"  # the label is the second node's, the accelerators are of both
+TWO_RANKS = {"tp_size": 2, "num_nodes": 2, "rank_timeout_s": 2.0}
+PLACED = {
+    "num_replicas": 2,
+    "cpus_per_rank": 0.1,
+    "label_selector": LABELS,
+    "accelerator_type": KIND,
+}
 
 
-def make_args(path: str) -> dict[str, Any]:
+def make_args(path: str, parallel: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": {"path": path, "served_name": "tiny2", "dtype": "float32"},
         "engine": {"kv_tokens": 2048, "num_threads": 1},
-        "parallel": {"tp_size": 2, "num_nodes": 2, "rank_timeout_s": 2.0},
+        "parallel": parallel,
     }
 
 
@@ -34,13 +44,19 @@ def main() -> None:
 
     from remora.deployments.app import build
 
-    nodes = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **nodes})
-    second = cluster.add_node(num_cpus=1, object_store_memory=nodes["object_store_memory"])
+    both: dict[str, Any] = {
+        "num_cpus": 1,
+        "resources": {f"accelerator_type:{KIND}": 1},
+        "object_store_memory": 80 * 2**20,
+    }
+    head = {"include_dashboard": False, **both}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    second = cluster.add_node(labels=LABELS, **both)
     ray.init(address=cluster.address, namespace="serve", log_to_driver=False)
     try:
         serve.start(proxy_location="Disabled")
-        handle = serve.run(build(make_args(sys.argv[1])), name="two", route_prefix=None)
+        app = build(make_args(sys.argv[1], TWO_RANKS))
+        handle = serve.run(app, name="two", route_prefix=None)
         found: dict[str, Any] = {"text": ask(handle)}
         found |= places(second.node_id)
         name, facts = rank_1()
@@ -50,6 +66,9 @@ def main() -> None:
         found["text after"] = until_replaced(handle, name)
         found["recovery_s"] = time.monotonic() - stopped
         found["stopped rank lives"] = is_alive(facts.pid)
+        serve.delete("two")
+        serve.run(build(make_args(sys.argv[1], PLACED)), name="placed", route_prefix=None)
+        found |= placed(second.node_id)
         serve.shutdown()
         found["text of one rank"] = text_of_one_rank(sys.argv[1])
         found["groups left"] = [g for g in groups() if g["state"] != "REMOVED"]
@@ -86,6 +105,21 @@ def places(second: str) -> dict[str, Any]:
         "strategy": group["strategy"],
         "bundles": group["bundles"],
         "nodes": ["second" if at[index] == second else "head" for index in sorted(at)],
+    }
+
+
+def placed(second: str) -> dict[str, Any]:
+    """Return where the replicas with a label are, and how many accelerators are reserved."""
+    import ray
+    from ray.serve.context import _get_global_client
+
+    details = _get_global_client().get_serve_details()["applications"]["placed"]["deployments"]
+    at = [replica["node_id"] for replica in details["LLMServer"]["replicas"]]
+    kind = f"accelerator_type:{KIND}"
+    reserved = ray.cluster_resources()[kind] - ray.available_resources()[kind]
+    return {
+        "labelled": ["second" if node == second else "head" for node in at],
+        "accelerators": round(reserved, 4),
     }
 
 

@@ -208,7 +208,6 @@ def test_without_a_gateway_serves_own_router_does_power_of_two() -> None:
     assert routing_options(make_server_config()) == {}
 
 
-@pytest.mark.observes("routing.stats_period_s")
 def test_the_router_is_found_by_its_name_in_a_config_file() -> None:
     config = make_server_config(routing={"policy": "session", "stats_period_s": 2.0})
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import httpx
 import pytest
 
 from remora.deployments.app import build
+from remora.deployments.routing.ledger import Ledger
 from tests.conftest import TinyCheckpoints
+from tests.deployments.applications import num_running
 from tests.deployments.conftest import Cluster, wait_until_running
 from tests.lora.adapters import make_adapter
 
@@ -16,10 +20,10 @@ pytestmark = pytest.mark.ray
 
 SESSIONS, PREFIXES, ADAPTERS = "routed-by-session", "routed-by-prefix", "routed-by-adapter"
 ROUTING = {
-    SESSIONS: {"policy": "session", "gateway": "off"},
-    PREFIXES: {"policy": "prefix"},
+    SESSIONS: {"policy": "session", "gateway": "off", "stats_period_s": 60},
+    PREFIXES: {"policy": "prefix", "stats_period_s": 0.1},
     # Answers come sooner here than reports of them: by load, others would seem less busy.
-    ADAPTERS: {"policy": "lora", "max_imbalance": 100},
+    ADAPTERS: {"policy": "lora", "max_imbalance": 100, "num_gateways": 2},
 }
 NAMES = [f"adapter-{n}" for n in range(8)]
 WORDS = "the same words for everybody, again and again " * 4
@@ -54,6 +58,28 @@ def routed(
     finally:
         for name in ROUTING:
             serve.delete(name)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """The different reports of each replica to the handles of this process."""
+    found: dict[str, set[str]] = {}
+    take_report = Ledger.take_report
+
+    def note(ledger: Ledger, replica: str, stats: Mapping[str, Any]) -> None:
+        found.setdefault(replica, set()).add(str(stats))
+        take_report(ledger, replica, stats)
+
+    monkeypatch.setattr(Ledger, "take_report", note)
+    return found
+
+
+def replicas_of(name: str) -> list[str]:
+    """Return Serve's ids of an application's replicas."""
+    from ray.serve.context import _get_global_client
+
+    deployments = _get_global_client().get_serve_details()["applications"][name]["deployments"]
+    return [replica["replica_id"] for replica in deployments["LLMServer"]["replicas"]]
 
 
 def num_cached(url: str, prompt: str, model: str = "tiny", **headers: str) -> int:
@@ -99,3 +125,35 @@ def test_an_adapter_finds_its_own_pages_again(routed: Cluster) -> None:
 
     assert not any(first), "each adapter has a cache of its own"
     assert all(again)
+
+
+@pytest.mark.observes("routing.gateway", "routing.num_gateways")
+def test_gateways_run_before_the_replicas_as_many_as_are_asked_for(routed: Cluster) -> None:
+    from ray import serve
+
+    applications = serve.status().applications
+
+    assert "Gateway" not in applications[SESSIONS].deployments
+    assert num_running(PREFIXES, "Gateway") == 1
+    assert num_running(ADAPTERS, "Gateway") == 2
+
+
+@pytest.mark.observes("routing.stats_period_s")
+def test_busy_replicas_report_once_in_each_period(
+    routed: Cluster, reports: dict[str, set[str]]
+) -> None:
+    from ray import serve
+
+    seldom, often = replicas_of(SESSIONS), replicas_of(PREFIXES)
+    handles = [serve.get_deployment_handle("LLMServer", name) for name in (SESSIONS, PREFIXES)]
+
+    def most(replicas: list[str]) -> int:
+        return max(len(reports.get(replica, ())) for replica in replicas)
+
+    deadline = time.monotonic() + 60
+    while most(often) < 6:
+        assert time.monotonic() < deadline, reports
+        for handle in handles:
+            handle.completions.remote({"prompt": WORDS, "max_tokens": 1}).result(timeout_s=60)
+
+    assert 1 <= most(seldom) <= 3  # the last one, and those of a period that ends now

@@ -12,6 +12,7 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import DevicePlan, plan_device
+from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import Requests, Rerun, run
@@ -19,9 +20,21 @@ from tests.engine.graphs.device_runs import Requests, Rerun, run
 T = TypeVar("T")
 
 
-def plan_of(device: str = "cuda", max_running: int = 4, **engine: Any) -> DevicePlan:
-    config = parse_args({"model": {"path": "x"}, "engine": engine})
-    return plan_device(config, device, has_triton=True, max_running=max_running, has_adapters=False)
+MAX_STEP_TOKENS = 64
+
+
+def plan_of(
+    device: str = "cuda", max_running: int = 4, *, graph_prompt_tokens: int = 0, **engine: Any
+) -> DevicePlan:
+    engine |= {"graph_prompt_tokens": graph_prompt_tokens} if device == "cuda" else {}
+    return plan_device(
+        parse_args({"model": {"path": "x"}, "engine": engine}),
+        device,
+        has_triton=True,
+        max_running=max_running,
+        has_adapters=False,
+        max_step_tokens=MAX_STEP_TOKENS,
+    )
 
 
 def three_requests(max_tokens: int = 8) -> Requests:
@@ -35,12 +48,19 @@ def llama(tiny_checkpoints: TinyCheckpoints) -> Path:
 
 
 def replays(llama: Path, max_tokens: int = 8, **engine: Any) -> int:
-    """Run three requests of equal length; return how many of their decode steps were recorded."""
+    """Run three requests of equal length; return how many of their steps were recorded."""
     graph_runner = Rerun()
     requests = three_requests(max_tokens)
     plan = plan_of(**engine)
-    got = run(llama, requests, graph_runner=graph_runner, how=plan, max_step_tokens=64)
-    assert graph_runner.num_captured == len(plan.graph_sizes)
+    got = run(
+        llama,
+        requests,
+        graph_runner=graph_runner,
+        how=plan,
+        max_step_tokens=MAX_STEP_TOKENS,
+        make_attention=TritonAttention,  # torch's reads prompts on the host
+    )
+    assert graph_runner.num_captured == len(plan.graph_sizes) + len(plan.graph_prompt_sizes)
     assert got.token_ids() == run(llama, requests, forward="eager").token_ids()
     return graph_runner.num_replayed
 
@@ -83,6 +103,13 @@ def test_steps_between_two_sizes_are_padded_or_launched(
 def test_steps_with_longer_sequences_are_launched(llama: Path) -> None:
     assert replays(llama) == 7  # of 6 to 12 tokens
     assert replays(llama, graph_max_tokens=8) == 3
+
+
+@pytest.mark.observes("engine.graph_prompt_tokens")
+def test_steps_with_longer_prompts_are_launched(llama: Path) -> None:
+    assert replays(llama, graph_prompt_tokens=16) == 8  # three prompts of 5 tokens in one step
+    assert replays(llama, graph_prompt_tokens=14) == 7
+    assert replays(llama, graph_prompt_tokens=0) == 7
 
 
 class Watching(Rerun):

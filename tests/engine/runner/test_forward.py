@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
@@ -20,6 +22,7 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.models.load import load_model
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
+from remora.engine.types import Request, SamplingParams
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from tests.conftest import TinyCheckpoints
 
@@ -89,6 +92,42 @@ def test_a_cpu_runs_native_step_programs(
     description = describe(llama, quantization=quantization, dtype=dtype, cpu_kernels=kernels)
 
     assert description.startswith("native step program (")
+
+
+class _Places(TorchDispatchMode):
+    """Notes on which kinds of devices operations make tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        self.kinds |= {t.device.type for t in tree_leaves(made) if isinstance(t, torch.Tensor)}
+        return made
+
+
+@pytest.mark.observes("engine.device")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_compute_on_the_device(llama: Path, device: str) -> None:
+    engine = {"device": device, "attention_backend": "torch", "cpu_kernels": "torch"}
+    sections = {
+        "model": {"path": str(llama)},
+        "engine": {"kv_tokens": 256, "num_threads": 1, **engine},
+    }
+    if device == "cuda" and not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"engine\.device = cuda: this machine has cpu"):
+            build_engine(parse_args(sections), show_progress=False)
+        return
+    built = build_engine(parse_args(sections), show_progress=False).engine
+    built.add(Request(request_id="a", prompt_ids=[11], sampling=SamplingParams(max_tokens=1)))
+    with _Places() as places:
+        while built.has_work:
+            built.step()
+    built.close()
+
+    assert device in places.kinds
+    assert ("cuda" in places.kinds) == (device == "cuda")
 
 
 UNCOVERED = [
