@@ -102,14 +102,14 @@ def _check_timeout(value: Any) -> int | None:
 
 
 def _check_adapters(value: Any) -> str | list[str] | None:
-    names = [value] if isinstance(value, str) else value
     if value is None:
         return None
+    names: list[str] = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise fault("must be a name, or a list of names, one for each prompt")
     if len(names) > _MAX_NAMES or any(len(name) > 1024 for name in names):
         raise fault("holds too many names, or names that are too long")
-    return value
+    return value if isinstance(value, str) else names
 
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]

@@ -7,6 +7,7 @@ import errno
 from typing import Any
 
 import pytest
+from ray import serve
 
 from remora.configs.errors import Unavailable
 from remora.deployments.gateway import model as module
@@ -82,7 +83,7 @@ async def test_the_phase_is_unknown_while_no_file_can_be_opened(
     def status() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(module.serve, "status", status)
+    monkeypatch.setattr(serve, "status", status)
     model = make_model(Handle())
 
     assert await model.carrier.wait_queue.phase() is Phase.READY

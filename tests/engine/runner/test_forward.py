@@ -94,11 +94,11 @@ def test_a_cpu_runs_native_step_programs(
     assert description.startswith("native step program (")
 
 
-class _Places(TorchDispatchMode):
+class _Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes on which kinds of devices operations make tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kinds: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from remora.deployments.http.core.fields import Body
+from remora.deployments.http.rtp_llm.bodies import RtpBody, TokenizerEncodeBody
+from remora.deployments.http.rtp_llm.pooling_bodies import (
+    RtpClassifierBody,
+    RtpOtherVectorsBody,
+    RtpRerankerBody,
+    RtpSimilarityBody,
+)
 from tests.deployments.http.fields import chats, generating, messages, ollama, pooling, responses
 from tests.deployments.http.fields.observing import (
     Api,
@@ -72,6 +79,23 @@ SEEN_ELSEWHERE: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "MemoryBody": ({"tags"}, (f"{_HTTP}/weights/test_routes.py",)),
     "SaveBody": ({"path"}, (f"{_HTTP}/weights/test_routes.py",)),
     "SleepQuery": ({"level", "mode"}, (f"{_HTTP}/weights/test_routes.py",)),
+    # RTP-LLM's have a table of their own; constraints are those of other APIs.
+    **{
+        model.__name__: (
+            set(fields_of(model)),
+            (f"{_HTTP}/rtp_llm/{file}.py", f"{_HTTP}/fields/shared.py"),
+        )
+        for file, models in {
+            "test_rtp_llm": (RtpBody, TokenizerEncodeBody),
+            "test_rtp_pooling": (
+                RtpClassifierBody,
+                RtpOtherVectorsBody,
+                RtpRerankerBody,
+                RtpSimilarityBody,
+            ),
+        }.items()
+        for model in models
+    },
     "_Constraints": ({"guided_json", "guided_grammar", "guided_regex"}, ()),
 }
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import EngineError, QueueFull, RequestTimedOut, Unavailable
+from remora.deployments.http.generation.constraints import ConstraintBody
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.rtp_llm.answers import RtpJob
 from remora.deployments.http.rtp_llm.bodies import RtpBody
@@ -468,7 +469,7 @@ def test_each_field_is_served_refused_or_a_hint() -> None:
     served |= {"timeout_ms", "reuse_cache", "output_input_ids", "return_hidden_states"}
     served |= {"return_all_hidden_states", "urls", "functions", "rid"}  # tested below
     served |= {"source", "private_request", "master_info"}
-    constraints = {name for base in RtpConfig.__bases__[2:] for name in base.model_fields}
+    constraints = ConstraintBody.model_fields.keys()
     assert RtpBody.model_fields.keys() - served - constraints - HINTS.keys() == UNSERVED.keys()
 
 
