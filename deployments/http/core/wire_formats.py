@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.errors import EngineError, InvalidRequest, PromptTooLong
 from remora.deployments.http.core.errors import UNSUPPORTED, answer_to, error_body
 from remora.deployments.http.core.wire import dumps
 
@@ -78,12 +78,17 @@ class Dialect:
 
 def _anthropic_error(error: BaseException) -> dict[str, Any]:
     message = error_body(error)["error"]["message"]
-    return anthropic_error(answer_to(error).status, message)
+    return anthropic_error(_named_status(error), message)
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
     """Return Anthropic's error object for a status."""
     return {"type": "error", "error": {"type": _kind(status, _ANTHROPIC_TYPES), "message": message}}
+
+
+def _named_status(error: BaseException) -> int:
+    """Return the status that names an error. A failed engine is answered as an overload is."""
+    return 500 if isinstance(error, EngineError) else answer_to(error).status
 
 
 def _kind(status: int, kinds: Mapping[int, str]) -> str:
@@ -138,7 +143,7 @@ def _ollama_error(error: BaseException) -> dict[str, Any]:
     return {"error": error_body(error)["error"]["message"]}
 
 
-_TGI_TYPES = MappingProxyType({422: "validation", 429: "overloaded", 503: "overloaded"})
+_TGI_TYPES = MappingProxyType({400: "validation", 429: "overloaded", 503: "overloaded"})
 
 
 def _tgi_status(error: BaseException) -> int:
@@ -147,7 +152,7 @@ def _tgi_status(error: BaseException) -> int:
 
 
 def _tgi_error(error: BaseException) -> dict[str, Any]:
-    kind = _TGI_TYPES.get(_tgi_status(error), "generation")
+    kind = _TGI_TYPES.get(_named_status(error), "generation")
     return {"error": error_body(error)["error"]["message"], "error_type": kind}
 
 
@@ -164,7 +169,7 @@ _LLAMA_TYPES = MappingProxyType(
 
 def _llama_error(error: BaseException) -> dict[str, Any]:
     status, inner = answer_to(error).status, error_body(error)["error"]
-    found = {"code": status, "type": _kind(status, _LLAMA_TYPES)}
+    found = {"code": status, "type": _kind(_named_status(error), _LLAMA_TYPES)}
     found |= {name: inner[name] for name in ("message", "param")}
     if isinstance(error, PromptTooLong):
         found["type"] = "exceed_context_size_error"

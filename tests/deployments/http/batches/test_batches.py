@@ -287,7 +287,7 @@ async def test_an_engine_that_fails_each_time_fails_the_line(
     server = make_server(tmp_path, FakeEngine(error=EngineError("bug")))
     async with opened(server) as client:
         _, errors = await errors_of(client, server, make_line("x"))
-    assert errors["x"]["response"]["status_code"] == 500
+    assert errors["x"]["response"]["status_code"] == 503
 
 
 async def test_a_batch_that_cannot_be_run_fails_and_does_not_hold_up_the_next(

@@ -211,7 +211,7 @@ ENGINE_FAULTS: list[tuple[Exception, int, str | None]] = [
     (QueueFull("The queue is full.", 2.5), 429, "3"),
     (Unavailable("Loading.", 1.0), 503, "1"),
     (RequestTimedOut("Too slow."), 504, None),
-    (EngineError("at /secret/place"), 500, None),
+    (EngineError("at /secret/place"), 503, "1"),
     (RuntimeError("at /secret/place"), 500, None),
 ]
 
