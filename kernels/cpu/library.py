@@ -169,6 +169,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "struct_size": (c_int, (c_int,)),
     "bf16_product": (c_char_p, ()),
     "has_tiles": (c_bool, ()),
+    "has_byte_products": (c_bool, ()),
     "measure_rates": (None, (c_void_p,)),
     "padded_k": (c_int, (c_int, c_int)),
     "panel_bytes": (c_int64, (c_int, c_int)),

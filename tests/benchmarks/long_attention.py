@@ -1,6 +1,7 @@
 """Decode attention of one long sequence with one KV head: what a second thread gains.
 
     python tests/benchmarks/long_attention.py [--tokens 32768] [--layers 8] [--threads 2]
+        [--kv-format PLAIN|INT8]
 
 The KV cache of all layers is larger than the last cache. Prints, round by round, how many times as
 fast more threads attend, and read the same memory plainly; at the end the medians and the share of
@@ -20,14 +21,16 @@ from remora.configs.environment import cache_dir
 from remora.deployments.bench.machine import describe_machine
 from remora.kernels.cpu.buffers import Batch, PagedCache
 from remora.kernels.cpu.build import load_library
-from remora.kernels.cpu.library import Format, Library, Team
+from remora.kernels.cpu.library import Format, KvFormat, Library, Team
 from remora.kernels.cpu.program import Program
 
 HEADS, HEAD_DIM, PAGE_SIZE = 4, 128, 16
 
 
-def make_program(team: Team, num_tokens: int, num_layers: int) -> Program:
-    """Return attention of one token after `num_tokens` others, layer after layer."""
+def make_program(
+    team: Team, num_tokens: int, num_layers: int, kv_format: KvFormat
+) -> tuple[Program, int]:
+    """Return attention of one token after `num_tokens` others, and the bytes of the KV cache."""
     num_pages = -(-num_tokens // PAGE_SIZE)
     tables = torch.arange(1, num_pages + 1, dtype=torch.int32).view(1, -1)
     batch = Batch(max_tokens=1, max_rows=1, max_logits=1, tables=tables)
@@ -40,13 +43,17 @@ def make_program(team: Team, num_tokens: int, num_layers: int) -> Program:
         num_kv_heads=1,
         head_dim=HEAD_DIM,
         format=Format.BF16,
+        kv_format=kv_format,
     )
-    cache.data.view(torch.bfloat16).normal_()
+    if kv_format is KvFormat.PLAIN:
+        cache.data.view(torch.bfloat16).normal_()
+    else:
+        cache.data.fill_(0x3C)  # codes of 60, and scales of 0.01
     qkv, out = torch.randn(1, (HEADS + 2) * HEAD_DIM), torch.empty(1, HEADS * HEAD_DIM)
     program = Program(team, batch)
     for layer in range(num_layers):
         program.attend(qkv, cache, layer, out, num_heads=HEADS, scale=HEAD_DIM**-0.5, window=None)
-    return program
+    return program, cache.data.nbytes
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -65,13 +72,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--kv-format", choices=["PLAIN", "INT8"], default="PLAIN")
     options = parser.parse_args()
     library = Library(load_library(cache_dir() / "kernels"))
-    programs = {
-        threads: make_program(Team(library, threads), options.tokens, options.layers)
+    made = {
+        threads: make_program(
+            Team(library, threads), options.tokens, options.layers, KvFormat[options.kv_format]
+        )
         for threads in (1, options.threads)
     }
-    memory = torch.zeros(options.tokens * options.layers * HEAD_DIM * 4 // 8, dtype=torch.int64)
+    programs = {threads: program for threads, (program, _) in made.items()}
+    memory = torch.zeros(made[1][1] // 8, dtype=torch.int64)
     print(f"{describe_machine()['processor']}; KV cache {memory.nbytes / 2**20:.0f} MiB")
     attention, reads = [], []
     for _ in range(options.rounds):

@@ -91,6 +91,8 @@ int remora_struct_size(int number) {
 
 // Whether packed weights have the layout for tile registers.
 bool remora_has_tiles() { return HAS_TILES; }
+// Whether int8 K and V of bf16 caches are in fours, W of attention.h.
+bool remora_has_byte_products() { return HAS_BYTE_PRODUCTS; }
 int remora_padded_k(int format, int k) { return padded_k((Format)format, k); }
 int64_t remora_panel_bytes(int format, int k) { return panel_bytes((Format)format, k); }
 int remora_group_size(int format) { return group_size((Format)format); }

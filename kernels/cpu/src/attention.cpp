@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "byte_pairs.h"
+#include "byte_products.h"
 #include "dot.h"
 #include "head_vectors.h"
 #include "quantised_kv.h"
@@ -23,6 +24,7 @@ class Block {
   typedef typename Step::element T;
   static constexpr int VECTORS = TILE_TOKENS / LANES;
   static constexpr bool BY_TILES = HAS_TILES && std::is_same_v<Step, StepBF16>;
+  static constexpr bool BY_BYTES = HAS_BYTE_PRODUCTS && std::is_same_v<Step, StepBF16>;
 
  public:
   Block(const Attention& attention, const Batch& batch, const Queries& queries,
@@ -32,6 +34,7 @@ class Block {
         batch_(batch),
         scratch_(scratch),
         table_(attention.cache.table(batch, queries.sequence)),
+        queries_(queries),
         first_(queries.first),
         heads_(attention.heads_per_kv()),
         rows_((queries.last - queries.first) * heads_),
@@ -50,16 +53,17 @@ class Block {
     begin();
     const Partitions seen = partitions_of(a_, batch_, first_, last_token());
     for (int64_t at = seen.first; at <= seen.last; at++) {
-      attend_partition(at);
+      const Partition next{queries_, at + 1};
+      attend_partition(at, at < seen.last ? &next : nullptr);
       join({scratch_.out.data(), scratch_.sums.data(), scratch_.maxima.data()});
     }
     give_back();
   }
 
   // Attend to one partition and keep its sums in `part`.
-  void run_partition(int64_t partition, float* part) {
+  void run_partition(int64_t partition, const Partition* next, float* part) {
     take_queries();
-    attend_partition(partition);
+    attend_partition(partition, next);
     const Sums to = sums_in(part);
     std::copy_n(scratch_.out.data(), rows_ * dim_, to.out);
     std::copy_n(scratch_.sums.data(), rows_ * LANES, to.sums);
@@ -118,18 +122,18 @@ class Block {
     }
   }
 
-  void attend_partition(int64_t partition) {
+  void attend_partition(int64_t partition, const Partition* next) {
     const int64_t from = batch_.positions[first_], to = batch_.positions[last_token()];
     constexpr int TILES = PARTITION_TOKENS / TILE_TOKENS;
     const int64_t begin = std::max(a_.first_seen(from) / TILE_TOKENS, partition * TILES);
     const int64_t end = std::min(to / TILE_TOKENS, partition * TILES + TILES - 1);
-#if REMORA_TILES
-    if constexpr (BY_TILES) {
-      locate(begin * TILE_TOKENS, std::min(to + 1, (end + 1) * TILE_TOKENS));
-      if (cache_.is_in_bytes()) return attend_in_bytes(begin * TILE_TOKENS);
-      return attend_by_tiles(begin * TILE_TOKENS);
+    if constexpr (BY_TILES || BY_BYTES) {
+      if (BY_TILES || cache_.is_in_bytes()) {
+        locate(begin * TILE_TOKENS, std::min(to + 1, (end + 1) * TILE_TOKENS));
+        if (cache_.is_in_bytes()) return attend_in_bytes(begin * TILE_TOKENS, next);
+        return attend_by_tiles(begin * TILE_TOKENS);
+      }
     }
-#endif
     std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
     std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
     std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
@@ -150,9 +154,7 @@ class Block {
   }
 
   void take_queries() {
-#if REMORA_TILES
-    if (cache_.is_in_bytes()) return take_queries_in_bytes();
-#endif
+    if (BY_BYTES && cache_.is_in_bytes()) return take_queries_in_bytes();
     T* queries = (T*)scratch_.queries.data();
     const float factor = a_.scale * LOG2_E;
     for (int row = 0; row < rows_; row++) {
@@ -175,7 +177,7 @@ class Block {
       const char* head = cache_.keys(a_.layer, page, kv_head_);
       heads_at_[group] = head, offsets_[group] = (int)offset;
       keys_[group] = head + offset * dim_ * (quantised_ ? 1 : sizeof(typename Step::stored));
-      if (cache_.is_in_bytes()) prefetch_group(cache_, head, (int)offset);
+      if (HAS_TILES && cache_.is_in_bytes()) prefetch_group(cache_, head, (int)offset);
       if (quantised_) quantised_->take_scales(cache_, head, (int)offset, group);
     }
     if (widens_) widen_keys();
@@ -235,10 +237,10 @@ class Block {
     for (; v < vectors; v++) add_values<MR, 1>(row, v, weights, shrink);
   }
 
-#if REMORA_TILES
   // Attend to the located groups, which begin at position `start`, with all rows by tile registers.
   // Scores of 32 rows stay in the first-level cache until they are weights.
   void attend_by_tiles(int64_t start) {
+#if REMORA_TILES
     num_groups_ += num_groups_ % 2;
     const TileProducts<bf16> products{dim_, query_dim_, num_groups_, keys_, half_bytes_};
     for (int row = 0; row < rows_; row += 2 * TILE_SIDE) {
@@ -255,13 +257,19 @@ class Block {
         store(&scratch_.sums[(row + r) * LANES], weigh_all(scratch_.maxima[row + r], scores_of(r)));
       products.add_values(scores_of(0), count, &scratch_.out[row * dim_]);
     }
+#endif
   }
 
-  // The same with K and V in bytes: queries and weights are pairs of bytes, each pair two rows of tiles.
-  void attend_in_bytes(int64_t start) {
+  // The same with K and V in bytes: queries and weights are pairs of bytes, each pair two rows of products.
+  void attend_in_bytes(int64_t start, const Partition* next) {
     num_groups_ = (num_groups_ + 3) / 4 * 4;
+#if REMORA_TILES
     const TileProducts<int8_t> products{dim_, dim_, num_groups_, keys_, half_bytes_};
     const char* together = 2 * rows_ > TILE_SIDE ? bring_values_together() : nullptr;
+#else
+    const ReadAhead ahead = next ? ReadAhead(a_, batch_, *next) : ReadAhead();
+    const ByteProducts products{dim_, num_groups_, keys_, half_bytes_, ahead};
+#endif
     for (int row = 0; row < rows_; row += TILE_SIDE) {
       const int count = std::min(rows_ - row, TILE_SIDE);
       const int8_t* queries = (const int8_t*)scratch_.queries.data() + 2 * row * dim_;
@@ -274,7 +282,11 @@ class Block {
       for (int r = 0; r < count; r++)
         store(&scratch_.sums[(row + r) * LANES],
               weigh_in_bytes(scratch_.maxima[row + r], scores_of(2 * r), scales[r]));
+#if REMORA_TILES
       products.add_values(scores_of(0), 2 * count, (float*)scratch_.products.data(), together);
+#else
+      products.add_values(scores_of(0), 2 * count, (float*)scratch_.products.data());
+#endif
       for (int r = 0; r < count; r++) {
         const int32_t *high = &scratch_.products[2 * r * dim_], *low = high + dim_;
         for (int d = 0; d < dim_; d += LANES)
@@ -374,7 +386,6 @@ class Block {
       store(scores + at, s);
     }
   }
-#endif
 
   // Convert one row's scores into weights; return the factor of the row's sums so far.
   INLINE float weigh(int64_t start, int row, vf (&s)[VECTORS], T* weights) {
@@ -446,6 +457,7 @@ class Block {
   const Batch& batch_;
   AttentionScratch& scratch_;
   const int32_t* table_;
+  const Queries queries_;
   const int first_, heads_, rows_, dim_, query_dim_, kv_head_;
   KvGroups* const quantised_;  // null = K and V are not quantised
   const bool widens_;          // quantised ones, before products
@@ -468,7 +480,7 @@ void AttentionScratch::reserve(const Attention& attention) {
   total_out.reserve(rows * dim);
   total_sums.reserve(rows * LANES);
   total_maxima.reserve(rows);
-  if (HAS_TILES) scores.reserve(2 * TILE_SIDE * SCORES_STRIDE);
+  if (HAS_TILES || attention.cache.is_in_bytes()) scores.reserve(2 * TILE_SIDE * SCORES_STRIDE);
   queries.reserve(rows * dim * sizeof(float));
   if (!attention.cache.is_in_bytes()) return;
   query_scales.reserve(rows);
@@ -493,10 +505,10 @@ void attend(const Attention& attention, const Batch& batch, const Queries& queri
   with_block(attention, batch, queries, scratch, [](auto&& block) { block.run(); });
 }
 
-void attend_partition(const Attention& attention, const Batch& batch, const Queries& queries,
-                      int64_t partition, float* part, AttentionScratch& scratch) {
-  with_block(attention, batch, queries, scratch,
-             [&](auto&& block) { block.run_partition(partition, part); });
+void attend_partition(const Attention& attention, const Batch& batch, const Partition& partition,
+                      const Partition* next, float* part, AttentionScratch& scratch) {
+  with_block(attention, batch, partition.queries, scratch,
+             [&](auto&& block) { block.run_partition(partition.number, next, part); });
 }
 
 void join_partitions(const Attention& attention, const Batch& batch, const Queries& queries,

@@ -6,12 +6,12 @@
 //   V  [page_size / 16][16 tokens / W][head_dim][W]
 // where W is 2 for bf16 and 1 for float and f16, and head_dim is padded to 16. K and V may be stored in
 // 8 bits (quantised_kv.h), in the same order; a tile's are widened before all heads attend to it. But
-// tile registers multiply int8 by queries and weights that are pairs of bytes, and W is 4.
+// tile registers and VNNI multiply int8 by queries and weights that are pairs of bytes, and W is 4.
 //
 // A query attends in tiles of 64 positions counted from the start of the sequence, with a running
 // maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Every 256 positions, a partition,
 // they begin anew and are joined with those of earlier partitions, so that threads can divide one
-// sequence among them (Dao et al. 2023). With tile registers, a partition is one tile. Tiles and
+// sequence among them (Dao et al. 2023). With tile registers, or in bytes, a partition is one tile. Tiles and
 // partitions do not depend on the division of work, so a row's result does not depend on other rows or
 // on threads.
 #pragma once
@@ -27,6 +27,7 @@ namespace remora {
 constexpr int GROUP_TOKENS = 16;  // tokens of a group
 constexpr int TILE_TOKENS = 64;   // positions of a tile
 constexpr int PARTITION_TOKENS = 256;
+constexpr bool HAS_BYTE_PRODUCTS = HAS_TILES || HAS_BYTE_DOTS;  // K and V in bytes are not widened
 constexpr int MAX_BLOCK_ROWS = HAS_TILES ? 64 : 48;
 
 struct KvCache {
@@ -46,7 +47,7 @@ struct KvCache {
   }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
   bool is_quantised() const { return kv_format != PLAIN; }
-  bool is_in_bytes() const { return HAS_TILES && format == BF16 && kv_format == INT8; }
+  bool is_in_bytes() const { return HAS_BYTE_PRODUCTS && format == BF16 && kv_format == INT8; }
   // Consecutive numbers of a head's K, and tokens of V, that are adjacent: W above.
   int width() const { return is_in_bytes() ? 4 : format == BF16 ? 2 : 1; }
   int64_t half_bytes() const {
@@ -114,6 +115,12 @@ struct Queries {
   int sequence, first, last, kv_head;
 };
 
+// One partition that some queries see.
+struct Partition {
+  Queries queries;
+  int64_t number;
+};
+
 // First and last partition that tokens [first, last] see.
 struct Partitions {
   int64_t first, last;
@@ -133,9 +140,10 @@ void attend(const Attention& attention, const Batch& batch, const Queries& queri
             AttentionScratch& scratch);
 
 // The same in parts: sums of one partition, then the results of all of them, in their order. `parts`
-// has `partition_size` floats for each.
-void attend_partition(const Attention& attention, const Batch& batch, const Queries& queries,
-                      int64_t partition, float* part, AttentionScratch& scratch);
+// has `partition_size` floats for each. `next`: what this thread attends to next, if anything; a guess
+// that changes speed only.
+void attend_partition(const Attention& attention, const Batch& batch, const Partition& partition,
+                      const Partition* next, float* part, AttentionScratch& scratch);
 void join_partitions(const Attention& attention, const Batch& batch, const Queries& queries,
                      float* parts, int count, AttentionScratch& scratch);
 

@@ -211,6 +211,10 @@ void Attend::order_parts(int first, int last) {
       if (part < divided_[block].count) parts_.push_back({block, part});
 }
 
+Partition Attend::partition_of(const Part& part) const {
+  return {divided_[part.whole].queries, divided_[part.whole].first + part.part};
+}
+
 Queries Attend::queries_of(const Batch& batch, int chunk) const {
   const int num_heads = a_.cache.num_kv_heads, block = chunk / num_heads;
   const auto above = std::upper_bound(first_block_.begin(), first_block_.end(), block);
@@ -229,9 +233,12 @@ void Attend::run_chunk(const Batch& batch, int, int chunk, int thread) {
   if (divided_.empty()) return attend(a_, batch, queries_of(batch, chunk), scratch);
   Divided& whole = divided_[parts_[chunk].whole];
   if (whole.count == 1) return attend(a_, batch, whole.queries, scratch);
-  const int part = parts_[chunk].part;
   const int64_t size = partition_size(a_, whole.queries.last - whole.queries.first);
-  attend_partition(a_, batch, whole.queries, whole.first + part, whole.sums + part * size, scratch);
+  // Threads of the same speed take turns.
+  const size_t after = chunk + scratch_.size();
+  const Partition next = partition_of(parts_[after < parts_.size() ? after : chunk]);
+  attend_partition(a_, batch, partition_of(parts_[chunk]), &next,
+                   whole.sums + parts_[chunk].part * size, scratch);
   // The last one to finish joins the parts, always in their order.
   if (whole.left.fetch_sub(1, std::memory_order_acq_rel) == 1)
     join_partitions(a_, batch, whole.queries, whole.sums, whole.count, scratch);

@@ -231,6 +231,7 @@ class Attend : public Operation {
   };
   void divide(const Batch& batch);
   void order_parts(int first, int last);
+  Partition partition_of(const Part& part) const;
   Queries queries_of(const Batch& batch, int chunk) const;
 
   const Attention a_;

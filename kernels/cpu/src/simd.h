@@ -164,6 +164,13 @@ constexpr int U8_ZERO = 128;
 constexpr int U8_ZERO = 0;
 #endif
 
+// Whether that is one instruction for a whole vector.
+#if defined(__AVX512VNNI__)
+constexpr bool HAS_BYTE_DOTS = true;
+#else
+constexpr bool HAS_BYTE_DOTS = false;
+#endif
+
 INLINE ri dot_u8s8(ri acc, ri u, ri s) {
 #if defined(__AVX512VNNI__)
   return (ri)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);

@@ -105,7 +105,7 @@ class Attending:
     ) -> None:
         self._heads = heads
         in_bytes = heads.dtype == torch.bfloat16 and heads.kv_dtype == torch.int8
-        in_bytes = in_bytes and team.library.has_tiles()
+        in_bytes = in_bytes and team.library.has_byte_products()
         self._width = 4 if in_bytes else 2 if heads.dtype == torch.bfloat16 else 1
         pages_each = -(-MAX_TOKENS // heads.page_size)
         num_pages = num_sequences * pages_each + 1

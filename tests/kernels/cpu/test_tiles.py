@@ -188,6 +188,26 @@ def test_attention_of_the_hardware_equals_the_emulation(
     assert torch.equal(on_hardware, run_in_chunks(tiles, heads, qkv, [100, 1, 49]))
 
 
+BYTE_HEADS = [
+    Heads(dtype=torch.bfloat16, kv_dtype=torch.int8, heads_per_kv=each, head_dim=dim, **rule)
+    for each, dim in ((1, 64), (3, 80), (8, 16), (40, 128))
+    for rule in (*RULES, {"static": 2.0}, {"page_size": 32, "slope": 0.1})
+]
+
+
+@pytest.mark.parametrize("heads", BYTE_HEADS, ids=str)
+def test_attention_in_bytes_has_the_same_bits_by_vectors(tiles: Team, heads: Heads) -> None:
+    library = load(InstructionSet.AVX512)
+    if not library.has_byte_products():
+        pytest.skip("this CPU has no VNNI")
+    team = Team(library, 2)
+    qkv = heads.draw(600, seed=1)  # three partitions
+
+    by_vectors = run_in_chunks(team, heads, qkv, [70, 1, 528, 1], seed=3)
+    team.close()
+    assert torch.equal(by_vectors, run_in_chunks(tiles, heads, qkv, [600]))
+
+
 def test_a_refused_permission_leaves_the_products_without_tiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
