@@ -12,8 +12,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http import auto
-
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -57,6 +55,8 @@ def guard_connections() -> None:
     uvicorn's default protocol is replaced with a subclass; its other one, h11, does so by itself.
     """
     try:
+        # The command line, which starts no HTTP server, reads this module's limits.
+        from uvicorn.protocols.http import auto
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:  # httptools is not installed
         return

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.start.server [--ranks 3] [--kills 1]
 
 Starts the built-in model, and prints the CPU seconds (user and system) of each kind of process once
-the server is ready; then kills rank 0 as often as given and prints the CPU seconds that passed until
-a request that was sent after the kill had its answer. CPU seconds hold on a busy machine, too, if
-less so; wall seconds only on a quiet one.
+the server is ready; then kills rank 0 as often as given and prints the CPU seconds until a request
+that was sent after the kill had its answer. CPU seconds suffer less from other work on the machine
+than wall seconds. Without PYTHONDONTWRITEBYTECODE, or each process compiles the sources.
 """
 
 from __future__ import annotations
