@@ -4,6 +4,8 @@ A client that sends a request's head byte by byte, or nothing, keeps its connect
 uvicorn with httptools appends the trailers of a chunked body to the list that the ASGI scope
 already holds, so they would count as headers (API keys included) and grow without a limit.
 Extensions of chunks are read and dropped without a limit, and no limit of bodies counts them.
+
+Imports uvicorn only inside a function: the command line reads the limits and starts no HTTP server.
 """
 
 from __future__ import annotations
@@ -55,7 +57,6 @@ def guard_connections() -> None:
     uvicorn's default protocol is replaced with a subclass; its other one, h11, does so by itself.
     """
     try:
-        # The command line, which starts no HTTP server, reads this module's limits.
         from uvicorn.protocols.http import auto
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:  # httptools is not installed
