@@ -57,12 +57,11 @@ def guard_connections() -> None:
     uvicorn's default protocol is replaced with a subclass; its other one, h11, does so by itself.
     """
     try:
-        from uvicorn.protocols.http import auto
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from uvicorn.protocols.http import auto, httptools_impl
     except ImportError:  # httptools is not installed
         return
 
-    class GuardedProtocol(HttpToolsProtocol):
+    class GuardedProtocol(httptools_impl.HttpToolsProtocol):
         """HttpToolsProtocol that closes connections without a head, and ignores trailers."""
 
         _is_in_body = False
@@ -120,5 +119,5 @@ def guard_connections() -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
-    if auto.AutoHTTPProtocol is HttpToolsProtocol:
+    if auto.AutoHTTPProtocol is httptools_impl.HttpToolsProtocol:
         auto.AutoHTTPProtocol = GuardedProtocol

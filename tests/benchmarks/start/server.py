@@ -16,7 +16,7 @@ import os
 import signal
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,11 +45,12 @@ def cpu_seconds(server: Server) -> CpuSeconds:
 
 def rows(what: str, wall_s: float, before: CpuSeconds, after: CpuSeconds) -> list[str]:
     """Return a row for each kind of process; processes that have ended are not counted."""
-    by_kind: Counter[str] = Counter()
+    by_kind: defaultdict[str, float] = defaultdict(float)
     for process, seconds in after.items():
         by_kind[process[1]] += seconds - before.get(process, 0.0)
     found = [f"| {what}: all | {wall_s:.1f} | {sum(by_kind.values()):.1f} |"]
-    return found + [f"| {what}: {kind} | | {spent:.1f} |" for kind, spent in by_kind.most_common()]
+    most_first = sorted(by_kind.items(), key=lambda item: -item[1])
+    return found + [f"| {what}: {kind} | | {spent:.1f} |" for kind, spent in most_first]
 
 
 def lose_rank_0(server: Server) -> list[str]:
