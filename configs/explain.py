@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from remora.configs.descriptions import descriptions
 from remora.configs.fields import Section
 from remora.configs.live_update import IN_PLACE
 from remora.configs.schema import ServeConfig
@@ -38,10 +39,10 @@ def explain(config: ServeConfig, written: Mapping[str, str]) -> list[Setting]:
             name=f"{section}.{key}",
             value=getattr(getattr(config, section), key),
             origin=written.get(f"{section}.{key}"),
-            description=_one_line(field.description),
+            description=_one_line(descriptions(model).get(key)),
         )
         for section, model in sections()
-        for key, field in model.model_fields.items()
+        for key in model.model_fields
     ]
 
 
@@ -55,8 +56,8 @@ def reference_page() -> str:
         rows = [
             f"| `{key}`{_mark(section, key)} | {_kind(properties[key], schemas)} | "
             f"{_default(model, key)} | "
-            f"{_one_line(field.description)} |"
-            for key, field in model.model_fields.items()
+            f"{_one_line(descriptions(model).get(key))} |"
+            for key in model.model_fields
         ]
         parts.append("| key | value | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows))
         parts.append("")

@@ -13,10 +13,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from remora.configs.descriptions import descriptions
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
 _UNIT_BYTES = {
@@ -116,8 +120,18 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Add the keys' descriptions."""
+        reference = handler(schema)
+        properties = handler.resolve_ref_schema(reference).get("properties", {})
+        for key, text in descriptions(cls).items():
+            properties[key].setdefault("description", text)
+        return reference
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield (key, reason) for each key that contradicts another key."""

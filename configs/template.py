@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from remora.configs.descriptions import descriptions
 from remora.configs.explain import sections
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, IMPORT_PATH
 from remora.configs.profiles import PROFILES
@@ -43,7 +44,7 @@ def template(profile: str, model: str = BUILTIN_MODEL) -> str:
         lines += ["", *_comment(f"{kind.__doc__}", 6)]
         lines.append(f"      {'' if written else '# '}{section}:")
         for key, field in kind.model_fields.items():
-            lines += _comment(field.description or "", 8)
+            lines += _comment(descriptions(kind).get(key, ""), 8)
             if key in written:
                 lines.append(f"        {key}: {_yaml(written[key])}")
             else:

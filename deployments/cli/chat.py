@@ -7,15 +7,17 @@ the conversation. Ctrl-D exits.
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from remora.deployments.cli.options import ApiKey, ServedModel
-from remora.deployments.cli.server_client import DEFAULT_URL, ServerClient
+from remora.deployments.cli.options import DEFAULT_URL, ApiKey, ServedModel
 from remora.deployments.cli.terminal import Failure, answer, complain
+
+if TYPE_CHECKING:
+    from remora.deployments.cli.server_client import ServerClient
 
 HELP = """/clear         clear the conversation
 /system TEXT   set the system message and clear the conversation
@@ -60,6 +62,8 @@ def chat(
     api_key: ApiKey = None,
 ) -> None:
     """Chat with a running server in the terminal."""
+    from remora.deployments.cli.server_client import ServerClient  # imports httpx
+
     with suppress(ImportError):
         import readline  # noqa: F401  gives input() line editing and history
     console = Console(stderr=True, highlight=False)

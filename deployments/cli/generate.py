@@ -13,7 +13,6 @@ import typer
 
 from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.options import ApiKey
-from remora.deployments.cli.server_client import ServerClient
 from remora.deployments.cli.terminal import Failure, answer
 
 
@@ -66,6 +65,8 @@ def generate(
     if url is None:
         answer(_generate_offline(text, model or BUILTIN_MODEL, given))
         return
+    from remora.deployments.cli.server_client import ServerClient  # imports httpx
+
     with closing(ServerClient(url, api_key=api_key)) as server:
         for piece in server.stream_completion(text, model=server.pick_model(model), **given):
             answer(piece, end="")

@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from remora.deployments.cli.options import ApiKey
-from remora.deployments.cli.server_client import DEFAULT_URL, ServerClient
+from remora.deployments.cli.options import DEFAULT_URL, ApiKey
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(
@@ -98,6 +97,8 @@ def _ask(
     model: str | None,
     body: dict[str, Any] | None = None,
 ) -> Any:
+    from remora.deployments.cli.server_client import ServerClient  # imports httpx
+
     query = "" if model is None else f"?model={quote(model, safe='')}"
     with closing(ServerClient(url, api_key=api_key)) as server:
         return server.ask(method, path + query, body)

@@ -9,6 +9,9 @@ import typer
 
 from remora.configs.value_sources import Override, of_environment, of_options
 
+# The address of a local server.
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 Targets = Annotated[
     list[str] | None,
     typer.Argument(

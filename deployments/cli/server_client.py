@@ -14,8 +14,6 @@ import httpx
 
 from remora.deployments.cli.terminal import Failure
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
 
 class ServerClient:
     """Sends requests to one server. Every error is raised as Failure."""

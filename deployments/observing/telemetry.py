@@ -12,7 +12,6 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
-from remora.deployments.observing.metrics_push import MetricsPusher
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 
@@ -37,6 +36,9 @@ class Telemetry:
         if metrics.log_stats_period_s is not None:
             self._start(StatsLog(server.client.stats).run(metrics.log_stats_period_s))
         if metrics.push_url is not None:
+            # Imports an HTTP client, for which few replicas have a use.
+            from remora.deployments.observing.metrics_push import MetricsPusher
+
             pusher = MetricsPusher(metrics, metrics.push_url, server.metrics.render, replica_id)
             self._start(pusher.run())
         if metrics.log_gc_s is not None:

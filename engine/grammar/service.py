@@ -3,7 +3,8 @@
 Constraints are checked here, compiled in another process and loaded in a thread: the event loop
 never waits. Equal constraints are compiled once; grammars and failures are cached within limits. A
 few are compiled concurrently, so that a slow one does not delay the others; the rest wait in order
-of arrival. Backends are imported on first use, because they import torch.
+of arrival. The compiler's process starts with the service. This process imports a backend with the
+first constraint only: it takes a second, which most servers need for other work while they start.
 """
 
 from __future__ import annotations
@@ -75,13 +76,14 @@ class GrammarService:
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
         self._making = threading.Lock()
         self._compiles = ThreadPoolExecutor(NUM_PARALLEL, thread_name_prefix="grammar-compiles")
-        self._backend: tuple[CompilerProcess, Loader] | None = None
+        self._process: CompilerProcess | None = None
+        self._loader: Loader | None = None
         self._is_closed = False
 
     def start(self) -> None:
         """Start the compiler in the background, so that the first request does not wait for it."""
         if self._section.backend != "none" and self._end_ids and self._tokenizer.takes_text:
-            self._compiles.submit(lambda: self._ready()[0].start())
+            self._compiles.submit(lambda: self._ready().start())
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         """Return the compiled constraint; it may be shared with other requests.
@@ -116,13 +118,13 @@ class GrammarService:
         """End the compiler. Waiting calls fail."""
         with self._lock:
             self._is_closed = True
-        backend = self._backend
-        if backend is not None:
-            backend[0].close()
+        process = self._process
+        if process is not None:
+            process.close()
         for pool in (self._checks, self._compiles):
             pool.shutdown(wait=True, cancel_futures=True)
-        if self._backend is not None:  # created meanwhile
-            self._backend[0].close()
+        if self._process is not None:  # created meanwhile
+            self._process.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -174,8 +176,8 @@ class GrammarService:
     def _make(self, key: bytes, source: Source) -> Grammar:
         """Compile and load one source, and cache the result. Runs in a compiling thread."""
         try:
-            process, loader = self._ready()
-            grammar = loader.load(process.compile(source))
+            compiled = self._ready().compile(source)
+            grammar = self._ready_loader().load(compiled)
         except ConstraintError as error:
             with self._lock:
                 self._num_failures += 1
@@ -191,20 +193,28 @@ class GrammarService:
             with self._lock:
                 self._running.pop(key, None)
 
-    def _ready(self) -> tuple[CompilerProcess, Loader]:
-        """Return the compiler and the loader, created on first use."""
+    def _ready(self) -> CompilerProcess:
+        """Return the compiler, created on first use."""
         with self._making:
             self._check_open()
-            if self._backend is None:
-                vocabulary = Vocabulary.of(
-                    self._tokenizer,
-                    vocab_size=self._vocab_size,
-                    end_ids=self._end_ids,
-                    marker_ids=self._marker_ids,
-                )
-                process = CompilerProcess(self._section, vocabulary)
-                self._backend = (process, _loader(self._section, vocabulary))
-            return self._backend
+            if self._process is None:
+                self._process = CompilerProcess(self._section, self._vocabulary())
+            return self._process
+
+    def _ready_loader(self) -> Loader:
+        """Return the loader, created on first use."""
+        with self._making:
+            if self._loader is None:
+                self._loader = _loader(self._section, self._vocabulary())
+            return self._loader
+
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(
+            self._tokenizer,
+            vocab_size=self._vocab_size,
+            end_ids=self._end_ids,
+            marker_ids=self._marker_ids,
+        )
 
 
 def _loader(section: GrammarSection, vocabulary: Vocabulary) -> Loader:

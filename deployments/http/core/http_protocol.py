@@ -4,6 +4,8 @@ A client that sends a request's head byte by byte, or nothing, keeps its connect
 uvicorn with httptools appends the trailers of a chunked body to the list that the ASGI scope
 already holds, so they would count as headers (API keys included) and grow without a limit.
 Extensions of chunks are read and dropped without a limit, and no limit of bodies counts them.
+
+Imports uvicorn only inside a function: the command line reads the limits and starts no HTTP server.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from uvicorn.protocols.http import auto
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -57,11 +57,11 @@ def guard_connections() -> None:
     uvicorn's default protocol is replaced with a subclass; its other one, h11, does so by itself.
     """
     try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        from uvicorn.protocols.http import auto, httptools_impl
     except ImportError:  # httptools is not installed
         return
 
-    class GuardedProtocol(HttpToolsProtocol):
+    class GuardedProtocol(httptools_impl.HttpToolsProtocol):
         """HttpToolsProtocol that closes connections without a head, and ignores trailers."""
 
         _is_in_body = False
@@ -119,5 +119,5 @@ def guard_connections() -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.close()
 
-    if auto.AutoHTTPProtocol is HttpToolsProtocol:
+    if auto.AutoHTTPProtocol is httptools_impl.HttpToolsProtocol:
         auto.AutoHTTPProtocol = GuardedProtocol

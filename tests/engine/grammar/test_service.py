@@ -71,7 +71,7 @@ def schema(value: Any) -> Constraint:
 
 
 def pid_of(grammars: GrammarService) -> int | None:
-    return None if grammars._backend is None else grammars._backend[0].pid
+    return None if grammars._process is None else grammars._process.pid
 
 
 def num_children(grammars: GrammarService) -> int:
