@@ -12,13 +12,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from ray.dashboard.modules.metrics import metrics_head
 from typer.testing import CliRunner
 
 from remora.configs.environment import cache_dir
 from remora.deployments.cli.main import app
 from remora.deployments.serve_environment import ENVIRONMENT
-from tests.deployments.fakes import make_app, methods_of
-from tests.deployments.manifests.tools import MANIFESTS, ROOT, needs
+from tests.deployments.manifests.tools import MANIFESTS, ROOT, needs, served_paths
 
 CONTAINERFILE = (MANIFESTS / "Containerfile").read_text(encoding="utf-8")
 UNIT = (MANIFESTS / "remora.service").read_text(encoding="utf-8")
@@ -85,13 +85,20 @@ def test_the_image_starts_ray_as_remora_does() -> None:
     }
 
 
+def test_ray_puts_its_dashboards_next_to_ours() -> None:
+    copied = [rest for word, rest in steps() if word == "COPY" and "dashboards" in rest]
+
+    assert environment()[metrics_head.GRAFANA_DASHBOARD_OUTPUT_DIR_ENV_VAR] == "/dashboards"
+    assert copied == ["--chown=1000:1000 deployments/manifests/chart/dashboards /dashboards"]
+
+
 def test_the_health_check_asks_a_route_of_the_server() -> None:
     check = dict(steps())["HEALTHCHECK"]
     command = json.loads(check[check.index("[") :])
     found = re.search(r"http://127\.0\.0\.1:8000(/\w+)", command[-1])
 
     assert found is not None
-    assert found[1] in methods_of(make_app())
+    assert found[1] in served_paths()
     compile(command[-1], "HEALTHCHECK", "exec")
     assert ("EXPOSE", "8000") in steps()
 

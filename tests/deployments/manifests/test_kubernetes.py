@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from remora.configs.load import parse_args
-from tests.deployments.fakes import make_app, methods_of
 from tests.deployments.manifests.objects import (
     Object,
     faults_of,
@@ -21,7 +20,7 @@ from tests.deployments.manifests.objects import (
     selects,
     serve_config_of,
 )
-from tests.deployments.manifests.tools import CHART, MANIFESTS, needs, render
+from tests.deployments.manifests.tools import CHART, MANIFESTS, needs, render, served_paths
 
 PLAIN = sorted((MANIFESTS / "kuberay").glob("*.yaml"))
 TEMPLATES = sorted((CHART / "templates").iterdir())
@@ -237,7 +236,7 @@ def check_service(service: Object) -> None:
     assert config["http_options"]["port"] in [port["containerPort"] for port in worker["ports"]]
     assert config["proxy_location"] == "EveryNode"
 
-    routes = set(methods_of(make_app()))
+    routes = served_paths()
     ray = {"/api/local_raylet_healthz": "agent", "/api/gcs_healthz": "dashboard"}
     for pod in pods_of(service):
         spec = pod["spec"]

@@ -41,6 +41,14 @@ def find(program: str) -> Path | None:
     return None if found is None or program == "helm" else Path(found)
 
 
+@cache
+def served_paths() -> frozenset[str]:
+    """Return the paths that the server answers."""
+    from tests.deployments.fakes import make_app, methods_of
+
+    return frozenset(methods_of(make_app()))
+
+
 def needs(program: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test without this program."""
     return pytest.mark.skipif(find(program) is None, reason=f"{program} is missing: make tools")
