@@ -127,6 +127,19 @@ def test_the_build_stage_installs_what_the_command_line_imports() -> None:
     assert imported | {"uvicorn"} <= set(install.split("&&")[0].split())
 
 
+def test_the_build_stage_copies_what_the_wheel_is_made_of() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile[makefile.index("wheel-here:") :]
+    files = re.search(r"cp -R (.*) \$\(FOLDERS\)", recipe)
+    folders = re.search(r"^FOLDERS := (.*)$", makefile, re.MULTILINE)
+    assert files is not None
+    assert folders is not None
+
+    copied = {name for word, rest in steps() if word == "COPY" for name in rest.split()[:-1]}
+    wanted = {*files[1].split(), *folders[1].split(), "Makefile", "constraints.txt"}
+    assert wanted <= copied
+
+
 def unit(key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", UNIT, re.MULTILINE)
 
