@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import pytest
@@ -68,11 +68,11 @@ def test_a_metric_under_vllms_name_has_our_values(ours: str, theirs: str) -> Non
     assert all(sample.labels["model_name"] == "tiny" for sample in other.samples)
 
     def by_suffix(metric: Metric) -> Mapping[str, float]:
-        sums: Counter[str] = Counter()
+        sums: defaultdict[str, float] = defaultdict(float)
         for sample in metric.samples:
             if not sample.name.endswith("_created"):
                 suffix = sample.name.removeprefix(metric.name)
-                sums[f"{suffix} {sample.labels.get('le', '')}"] += sample.value  # type: ignore[assignment]
+                sums[f"{suffix} {sample.labels.get('le', '')}"] += sample.value
         return sums
 
     assert by_suffix(other) == by_suffix(own)
