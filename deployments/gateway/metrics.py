@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import Metric
 
 
 class ModelFailures:
@@ -24,11 +25,23 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._responses = self._counter("responses", "HTTP responses by status.", "status")
-        self._refusals = self._counter("refusals", "Requests refused, by limit.", "limit")
-        self._crashes = self._counter("crashes", "Replicas that died over a request.", "model_name")
-        self._resumed = self._counter("resumed", "Streams continued elsewhere.", "model_name")
-        self._late = self._counter("late_errors", "Streams that ended with an error event.")
+        self._responses = self._counter(
+            "responses", "HTTP responses of the gateway by status.", "status"
+        )
+        self._refusals = self._counter(
+            "refusals",
+            "Requests that the gateway refused, by the limit that they exceeded.",
+            "limit",
+        )
+        self._crashes = self._counter(
+            "crashes", "Replicas that died while they worked on a request.", "model_name"
+        )
+        self._resumed = self._counter(
+            "resumed", "Streams that another replica continued.", "model_name"
+        )
+        self._late = self._counter(
+            "late_errors", "Streams that the gateway ended with an error event."
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"remora_gateway_{name}", text, labels, registry=self._registry)
@@ -37,7 +50,7 @@ class GatewayMetrics:
         """Export the number of held requests of each model, by its name."""
         gauge = Gauge(
             "remora_gateway_held_requests",
-            "Requests that wait for a first replica.",
+            "Requests that the gateway holds until a replica is ready.",
             ("model_name",),
             registry=self._registry,
         )
@@ -59,6 +72,10 @@ class GatewayMetrics:
     def count_late_failure(self) -> None:
         """Count a stream that the gateway ended with an error event."""
         self._late.inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics."""
+        return self._registry.collect()
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""

@@ -12,6 +12,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
+from remora.deployments.observing.ray_metrics import RayMetrics, in_replica
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 
@@ -41,6 +42,8 @@ class Telemetry:
 
             pusher = MetricsPusher(metrics, metrics.push_url, server.metrics.render, replica_id)
             self._start(pusher.run())
+        if metrics.enabled and metrics.export_to_ray and in_replica():
+            self._start(RayMetrics(server.metrics.collect).run())
         if metrics.log_gc_s is not None:
             self._hooks.callback(GcLog(metrics.log_gc_s).close)
         if metrics.trace_endpoint is not None:

@@ -37,10 +37,13 @@ class RankStats:
 
 
 _SHOWN = {
-    "steps_total": ("steps_total", "Steps."),
-    "step_time_total_s": ("step_seconds_total", "Time in steps."),
-    "cpu_time_total_s": ("cpu_seconds_total", "CPU time of its process."),
-    "resident_bytes": ("resident_bytes", "Memory of its process."),
+    "steps_total": ("steps_total", "Engine steps that a rank has taken part in."),
+    "step_time_total_s": (
+        "step_seconds_total",
+        "Time of a rank in forward passes; of rank 0 in whole engine steps.",
+    ),
+    "cpu_time_total_s": ("cpu_seconds_total", "CPU time of a rank's process."),
+    "resident_bytes": ("resident_bytes", "Resident memory of a rank's process."),
 }
 
 

@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 from remora.configs.sections.metrics import MetricsSection
 from remora.deployments.http.core.histograms import Histogram, Latencies
 from remora.deployments.http.core.request_labels import RequestLabels
+from remora.deployments.observing.metric_help import HELP
+from remora.deployments.observing.vllm_metrics import VllmMetrics
 from remora.deployments.parsers.tool_calls.faults import CallFault
 from remora.engine.types import EngineStats
 
@@ -51,8 +53,9 @@ class StatsCollector(Collector):
             family = CounterMetricFamily if is_total else GaugeMetricFamily
             # Prometheus names write out seconds, and those of counters end in _total.
             shown = name.replace("_total_s", "_seconds_total").replace("step_s", "step_seconds")
-            text = f"{self._source.capitalize()}: {name}."
-            metric = family(f"{prefix}{shown}", text, labels=["model_name"])
+            full_name = prefix + shown
+            text = HELP.get(full_name.removeprefix("remora_"), "")
+            metric = family(full_name, text, labels=["model_name"])
             metric.add_metric([self._model], value)
             yield metric
 
@@ -76,24 +79,24 @@ class DraftsCollector(Collector):
         for name, text, values in (
             (
                 "draft_tokens",
-                "Drafts that were verified.",
+                "Drafted tokens that the model verified, by source of the drafts.",
                 [c.num_drafts for c in sources.values()],
             ),
             (
                 "accepted_drafts",
-                "Verified drafts that were right.",
+                "Drafted tokens that the model confirmed, by source of the drafts.",
                 [c.num_accepted for c in sources.values()],
             ),
             (
                 "drafted_rows",
-                "Rows of steps that had drafts; each yields one token more than right drafts.",
+                "Rows of steps that had drafts; each yields one token more than confirmed drafts.",
                 [c.num_rows for c in sources.values()],
             ),
         ):
             yield self._labelled(name, text, "source", zip(sources, values, strict=True))
         for name, text, counts in (
-            ("verified", "Drafts whose predecessors were right.", stats.tried_drafts),
-            ("right", "Drafts that were right, as their predecessors.", stats.right_drafts),
+            ("verified", "Drafts whose predecessors in the row were right.", stats.tried_drafts),
+            ("right", "Drafts that were right, as all before in the row.", stats.right_drafts),
         ):
             by_position = ((str(place), count) for place, count in enumerate(counts, start=1))
             yield self._labelled(f"{name}_drafts_by_position", text, "position", by_position)
@@ -136,23 +139,33 @@ class TenantsCollector(Collector):
         """Yield the current values; nothing without tenants."""
         named = [tenant for tenant in self._stats().tenants if tenant.name]
         for name, text, family, values in (
-            ("running", "Running sequences.", GaugeMetricFamily, [t.num_running for t in named]),
-            ("waiting", "Waiting sequences.", GaugeMetricFamily, [t.num_waiting for t in named]),
+            (
+                "running",
+                "Running sequences of a tenant.",
+                GaugeMetricFamily,
+                [t.num_running for t in named],
+            ),
+            (
+                "waiting",
+                "Waiting sequences of a tenant.",
+                GaugeMetricFamily,
+                [t.num_waiting for t in named],
+            ),
             (
                 "held_pages",
-                "KV pages of running sequences; shared ones count for each.",
+                "KV pages of a tenant's running sequences; shared pages count for each sequence.",
                 GaugeMetricFamily,
                 [t.num_held_pages for t in named],
             ),
             (
                 "tokens",
-                "Tokens computed, of prompts and outputs.",
+                "Tokens computed for a tenant, of prompts and outputs.",
                 CounterMetricFamily,
                 [t.served_tokens_total for t in named],
             ),
         ):
             labels = ["model_name", "tenant"]
-            metric = family(f"remora_tenant_{name}", f"By tenant: {text}", labels=labels)
+            metric = family(f"remora_tenant_{name}", text, labels=labels)
             for tenant, value in zip(named, values, strict=True):
                 metric.add_metric([self._model, tenant.name], value)
             if named:
@@ -201,36 +214,37 @@ class Metrics:
             StatsCollector(lambda: asdict(grammar_stats()), model, source="grammar")
         )
         self.registry.register(StatsCollector(adapter_stats, model, source="lora"))
+        self._compat = VllmMetrics(self.registry) if keys.compat == "vllm" else None
         self._model = model
         self._labels = tuple(keys.request_labels)
         self.labels = RequestLabels(keys.request_labels_header, keys.request_labels)
         self._responses = Counter(
             "remora_http_responses",
-            "HTTP responses by route and status; 499 = the client had gone.",
+            "HTTP responses by route and status; 499 = the client had disconnected.",
             ("model_name", "route", "status"),
             registry=self.registry,
         )
         self._finished = Counter(
             "remora_sequences_finished",
-            "Sequences by finish reason; error and disconnect included.",
+            "Sequences by the reason of their end: stop, length, abort, error or disconnect.",
             ("model_name", "reason", *self._labels),
             registry=self.registry,
         )
         self._refusals = Counter(
             "remora_refusals",
-            "Requests refused, and streams closed, by the limit that they were over.",
+            "Requests refused and streams closed, by the limit that they exceeded.",
             ("model_name", "limit"),
             registry=self.registry,
         )
         self._tenant_requests = Counter(
             "remora_tenant_requests",
-            "Calls of each tenant: started, or refused by the limit of this name.",
+            "Calls by tenant and outcome: started, or the limit that refused them.",
             ("model_name", "tenant", "outcome"),
             registry=self.registry,
         )
         self._call_faults = Counter(
             "remora_tool_call_faults",
-            "Tool calls that models wrote badly, by format and kind of fault.",
+            "Malformed tool calls in answers, by format and kind of fault.",
             ("model_name", "format", "kind"),
             registry=self.registry,
         )
@@ -239,33 +253,44 @@ class Metrics:
     def _make_histograms(self, keys: MetricsSection) -> None:
         self.first_token = self._latencies(
             "time_to_first_token",
-            "Arrival to first token.",
+            "Time from the arrival of a request to its first token.",
             keys.first_token_buckets_s or _LONG_S,
         )
         self.tenant_first_token = Latencies(
             "remora_tenant_time_to_first_token_seconds",
-            "Arrival to first token, by tenant.",
+            "Time from the arrival of a request to its first token, by tenant.",
             self._model,
             keys.first_token_buckets_s or _LONG_S,
             labels=("tenant",),
         )
         self.registry.register(self.tenant_first_token)
         self.inter_token = self._latencies(
-            "inter_token_latency", "Between tokens.", keys.inter_token_buckets_s or _SHORT_S
+            "inter_token_latency",
+            "Time between two tokens of a sequence.",
+            keys.inter_token_buckets_s or _SHORT_S,
         )
+        whole_s = keys.request_buckets_s or _LONG_S
         self.whole = self._latencies(
-            "e2e_request_latency", "Arrival to last token.", keys.request_buckets_s or _LONG_S
+            "e2e_request_latency", "Time from the arrival of a request to its last token.", whole_s
         )
-        self.queue = self._latencies("queue_time", "Arrival to first step.", _LONG_S)
+        self.queue = self._latencies(
+            "queue_time", "Time from the arrival of a request to its first engine step.", _LONG_S
+        )
+        self.prefill = self._latencies(
+            "prefill_time", "Time from a request's first engine step to its first token.", whole_s
+        )
+        self.decode = self._latencies(
+            "decode_time", "Time from a request's first token to its last token.", whole_s
+        )
         self.prompt_tokens = self._tokens(
             "prompt_length_tokens",
-            "Tokens of prompts.",
+            "Tokens of each prompt.",
             keys.prompt_token_buckets or _TOKENS,
             is_shown=keys.token_histograms,
         )
         self.output_tokens = self._tokens(
             "output_length_tokens",
-            "Tokens of finished sequences.",
+            "Tokens of the output of each finished sequence.",
             keys.output_token_buckets or _TOKENS,
             is_shown=keys.token_histograms,
         )
@@ -307,9 +332,16 @@ class Metrics:
         """Return the metrics of a request with these label values; none given = all empty."""
         return RequestMetrics(self, labels or ("",) * len(self._labels), tenant)
 
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics, those under names of another server last."""
+        yield from self.registry.collect()
+        if self._compat is not None:
+            yield from self._compat.collect()
+
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        compat = b"" if self._compat is None else generate_latest(self._compat)
+        return generate_latest(self.registry) + compat
 
 
 class RequestMetrics:
@@ -324,6 +356,7 @@ class RequestMetrics:
         self._labels = labels
         self._tenant = tenant
         self._observe_inter_token: Callable[[float, int], None] | None = None
+        self._first_token_s: float | None = None
 
     def prompt(self, num_tokens: int) -> None:
         """Record the length of a prompt."""
@@ -335,6 +368,8 @@ class RequestMetrics:
         if self._tenant:
             self._metrics.tenant_first_token.observe(seconds, labels=(self._tenant,))
         self._metrics.queue.observe(queue_s, labels=self._labels)
+        self._metrics.prefill.observe(max(0.0, seconds - queue_s), labels=self._labels)
+        self._first_token_s = seconds
 
     def tokens(self, seconds: float, num_tokens: int) -> None:
         """Record `num_tokens` tokens of one sequence, `seconds` after the previous ones."""
@@ -354,3 +389,5 @@ class RequestMetrics:
     def whole(self, seconds: float) -> None:
         """Record the duration of the whole request."""
         self._metrics.whole.observe(seconds, labels=self._labels)
+        if self._first_token_s is not None:
+            self._metrics.decode.observe(seconds - self._first_token_s, labels=self._labels)
