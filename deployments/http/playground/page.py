@@ -89,9 +89,7 @@ def _answer(scope: Scope, path: str) -> Response | None:
     if not _accepts_html(headers):
         return None
     if path == "/":
-        return _sent(
-            static_files().page, scope, {"cache-control": _ASK_AGAIN, "vary": "accept"}
-        )
+        return _sent(static_files().page, scope, {"cache-control": _ASK_AGAIN, "vary": "accept"})
     if path == str(scope.get("root_path", "")).rstrip("/"):
         # The mount point without its last slash, from which relative addresses would not resolve.
         return RedirectResponse(quote(path.rpartition("/")[2]) + "/", 308)

@@ -74,6 +74,8 @@ function askForKey(reason) {
   byId("key").focus();
 }
 
+// Not a button that submits: Enter in the field would press the first of those.
+byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 byId("key-dialog").addEventListener("close", ({ target }) => {
   if (target.returnValue !== "save") return;
   useKey(byId("key").value);
@@ -90,7 +92,7 @@ function openView(name) {
     byId(`tab-${view}`).tabIndex = isOpen ? 0 : -1;
   }
   document.body.dataset.view = name;
-  engine.show(name === "engine");
+  if (name === "engine") engine.start();
 }
 
 for (const tab of document.querySelectorAll("[role=tab]")) {
@@ -139,8 +141,8 @@ byId("compare").addEventListener("click", () => compare(panes.length === 1));
 // -- asking ---------------------------------------------------------------------------------------
 
 function fit() {
-  prompt.style.height = "auto"; // by script: the policy forbids style attributes
-  prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.4)}px`;
+  prompt.style.height = ""; // by script: the policy forbids style attributes
+  if (prompt.value) prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
 function stopAll() {
@@ -275,9 +277,7 @@ if (earlier.length > 1) {
 showTheme();
 if (!isNarrow.matches) showSettings(true);
 loadModels().then(() => {
-  panes.forEach((pane, at) => {
-    if (models.some((model) => model.id === wanted[at])) pane.select.value = wanted[at];
-  });
+  panes.forEach((pane, at) => pane.choose(wanted[at]));
   document.body.dataset.ready = "true";
 });
 openView("chat");

@@ -7,11 +7,12 @@ const HEIGHT = 72;
 
 export class Chart {
   // title; lines: [{key, label, format}]; top: the largest value of the axis, null = of the data;
-  // span: number of points across
-  constructor({ title, hint, lines, top = null, span }) {
+  // span: number of points across; isSparse: values are known now and then, and lines connect them
+  constructor({ title, hint, lines, top = null, span, isSparse = false }) {
     this.title = title;
     this.lines = lines;
     this.top = top;
+    this.isSparse = isSparse;
     this.span = span;
     this.points = [];
     this.paths = lines.map((_, at) => ({
@@ -39,14 +40,20 @@ export class Chart {
     const all = points.flatMap((point) => this.lines.map(({ key }) => point[key])).filter((value) => value !== null);
     const top = this.top ?? niceTop(Math.max(0, ...all));
     this.lines.forEach(({ key }, at) => {
-      const runs = runsOf(points.map((point) => point[key]));
+      const runs = runsOf(points.map((point) => point[key]), this.isSparse);
       const place = ([index, value]) => `${this.x(index).toFixed(1)} ${(HEIGHT - (HEIGHT - 4) * Math.min(1, value / top)).toFixed(1)}`;
       const lines = runs.map((run) => `M${run.map(place).join("L")}${run.length === 1 ? "h0.01" : ""}`);
       this.paths[at].line.setAttribute("d", lines.join(""));
       this.paths[at].area.setAttribute("d", runs.map((run) =>
         `M${this.x(run[0][0])} ${HEIGHT}L${run.map(place).join("L")}L${this.x(run.at(-1)[0])} ${HEIGHT}Z`).join(""));
     });
-    if (this.cursor.getAttribute("visibility") === "hidden") this.show(points.at(-1));
+    if (this.cursor.getAttribute("visibility") === "hidden") this.showNewest();
+  }
+
+  // Shows the newest values that are known.
+  showNewest() {
+    const known = ({ key }) => [key, (this.isSparse ? this.points.findLast((point) => point[key] !== null) : this.points.at(-1))?.[key] ?? null];
+    this.show(Object.fromEntries(this.lines.map(known)));
   }
 
   x(index) {
@@ -54,7 +61,7 @@ export class Chart {
   }
 
   show(point) {
-    const texts = this.lines.map(({ key, format }) => (point?.[key] === null || point === undefined ? "–" : format(point[key])));
+    const texts = this.lines.map(({ key, format }) => (point[key] === null ? "–" : format(point[key])));
     texts.forEach((text, at) => (this.values[at].value.textContent = text));
     const words = this.lines.map(({ label }, at) => `${label ? `${label} ` : ""}${texts[at]}`);
     this.svg.setAttribute("aria-label", `${this.title}: ${words.join(", ")}`);
@@ -64,7 +71,7 @@ export class Chart {
     if (event === null || !this.points.length) {
       this.cursor.setAttribute("visibility", "hidden");
       this.when.textContent = "";
-      this.show(this.points.at(-1));
+      this.showNewest();
       return;
     }
     const box = this.svg.getBoundingClientRect();
@@ -80,12 +87,12 @@ export class Chart {
   }
 }
 
-// Returns runs of [index, value] without gaps.
-function runsOf(values) {
+// Returns runs of [index, value] without gaps, or across them.
+function runsOf(values, crossesGaps) {
   const runs = [];
   values.forEach((value, index) => {
     if (value === null) return;
-    if (index && values[index - 1] !== null && runs.length) runs.at(-1).push([index, value]);
+    if (runs.length && (crossesGaps || values[index - 1] !== null)) runs.at(-1).push([index, value]);
     else runs.push([[index, value]]);
   });
   return runs;

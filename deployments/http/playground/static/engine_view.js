@@ -1,5 +1,5 @@
 // The engine, live: charts of /metrics, the replicas, and the autoscaling policy's reasons.
-// Reads only while it is on the screen.
+// Reads from when it is first shown, while the tab is visible.
 
 import { ApiError, readAutoscaling, readMetrics } from "./api.js";
 import { Chart } from "./chart.js";
@@ -20,9 +20,9 @@ const CHARTS = [
   { title: "Requests", hint: "Sequences in the engine", lines: [{ key: "running", label: "running", format: count }, { key: "waiting", label: "waiting", format: count }] },
   { title: "Output", hint: "Tokens a second", lines: [{ key: "outputRate", label: "tokens/s", format: count }] },
   { title: "KV cache", hint: "Share of the pages", top: 100, lines: [{ key: "kvHeld", label: "in use", format: percent }, { key: "kvCached", label: "prefix cache", format: percent }] },
-  { title: "Cache hits", hint: "Share of prompt tokens found in the prefix cache", top: 100, lines: [{ key: "hitRate", label: "of prompt tokens", format: percent }] },
-  { title: "Step time", hint: "Mean of the engine's steps", lines: [{ key: "stepMs", label: "a step", format: milliseconds }] },
-  { title: "Latency", hint: "Means of the requests since the last reading", lines: [{ key: "ttftMs", label: "first token", format: milliseconds }, { key: "gapMs", label: "between tokens", format: milliseconds }] },
+  { title: "Cache hits", isSparse: true, hint: "Share of prompt tokens found in the prefix cache", top: 100, lines: [{ key: "hitRate", label: "of prompt tokens", format: percent }] },
+  { title: "Step time", isSparse: true, hint: "Mean of the engine's steps", lines: [{ key: "stepMs", label: "a step", format: milliseconds }] },
+  { title: "Latency", isSparse: true, hint: "Means of the requests since the last reading", lines: [{ key: "ttftMs", label: "first token", format: milliseconds }, { key: "gapMs", label: "between tokens", format: milliseconds }] },
 ];
 
 export class EngineView {
@@ -43,9 +43,11 @@ export class EngineView {
     document.addEventListener("visibilitychange", () => this.next(0));
   }
 
-  show(isOn) {
-    this.isOn = isOn;
-    this.next(0);
+  start() {
+    if (!this.isOn) {
+      this.isOn = true;
+      this.next(0);
+    }
   }
 
   next(delay) {

@@ -18,7 +18,7 @@ export class Pane {
     this.log = h("div", { class: "log", tabindex: "0", role: "region", "aria-label": `Conversation, ${name}` });
     this.empty = h("div", { class: "empty" },
       h("p", { class: "empty-title" }, "What would you like to know?"),
-      h("p", {}, "Answers stream from this server. Settings change how they are drawn, and Compare puts two models next to each other."));
+      h("p", {}, "Settings hold the system prompt, sampling, tools and schemas. Compare asks two models at once."));
     this.log.append(this.empty);
     this.element = h("section", { class: "pane", "aria-label": name },
       h("div", { class: "pane-head" }, this.select, iconButton("code", "Copy as curl or Python", () => oncode(this))),
@@ -40,14 +40,22 @@ export class Pane {
   // Offers models; adapters follow their base. The choice stays if it is still there.
   offer(models, preferred) {
     const wanted = this.select.value || preferred;
-    const bases = models.filter((model) => !model.parent);
+    const ids = new Set(models.map(({ id }) => id));
+    const bases = models.filter(({ parent }) => !ids.has(parent)); // an adapter may be served without its base
     const option = (model) => h("option", { value: model.id }, model.id);
+    // Of several models behind a gateway, the name of an adapter does not say whose it is.
+    const full = (base) => (model) => h("option", { value: bases.length > 1 ? `${base.id}:${model.id}` : model.id }, model.id);
     this.select.replaceChildren(...bases.flatMap((base) => {
       const adapters = models.filter((model) => model.parent === base.id);
       if (!adapters.length) return [option(base)];
-      return [option(base), h("optgroup", { label: `Adapters of ${base.id}` }, ...adapters.map(option))];
+      return [option(base), h("optgroup", { label: `Adapters of ${base.id}` }, ...adapters.map(full(base)))];
     }));
-    if (models.some((model) => model.id === wanted)) this.select.value = wanted;
+    this.choose(wanted);
+  }
+
+  // Selects a model if it is offered.
+  choose(name) {
+    if ([...this.select.options].some(({ value }) => value === name)) this.select.value = name;
   }
 
   // Shows a conversation in place of this one.

@@ -1,6 +1,6 @@
 // Prometheus' text format. Pure.
 
-const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
+const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([+-]?(?:[\d.][\d.eE+-]*|Inf)|NaN)(?: |$)/;
 const LABEL = /([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
 // Returns name -> [{labels, value}] of the samples whose names are wanted.

@@ -72,11 +72,11 @@ function sentence(token) {
 function detailOf(token) {
   const top = token.top_logprobs ?? [];
   const rows = top.some((other) => other.token === token.token) ? top : [token, ...top];
-  return rows.map((row) => {
+  const chosen = rows.findIndex((row) => row.token === token.token);
+  return rows.map((row, at) => {
     const bar = h("span", { class: "share" });
     bar.style.width = `${100 * Math.exp(row.logprob)}%`; // by script: the policy forbids style attributes
-    const isChosen = row.token === token.token;
-    return h("div", { class: isChosen ? "row chosen" : "row" },
+    return h("div", { class: at === chosen ? "row chosen" : "row" },
       h("code", {}, quoted(row.token)), h("span", { class: "track" }, bar), h("span", { class: "number" }, percent(row.logprob)));
   });
 }

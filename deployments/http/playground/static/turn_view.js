@@ -127,8 +127,9 @@ export class AnswerView {
       showMarkdown(this.body, this.turn.text);
       return;
     }
-    if (this.turn.reasoningTokens.length) this.body.append(tokenView(this.turn.reasoningTokens, "Tokens of the reasoning"));
-    if (this.turn.tokens.length) this.body.append(tokenView(this.turn.tokens, "Tokens of the answer"));
+    for (const [label, tokens] of [["Tokens of the reasoning", this.turn.reasoningTokens], ["Tokens of the answer", this.turn.tokens]]) {
+      if (tokens.length) this.body.append(h("p", { class: "token-label" }, label), tokenView(tokens, label));
+    }
   }
 
   // Asks for the results of the calls; a result sends the conversation on once all are there.
