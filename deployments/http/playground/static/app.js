@@ -9,6 +9,8 @@ import { asCurl, asPython } from "./snippets.js";
 
 const UNAUTHORIZED = 401;
 const RETRY_MS = 3000;
+const KEY_TEXT =
+  "It is kept in this browser tab until the tab is closed, and sent to this server only.";
 const EXAMPLE = "What is the capital of France?";
 const chats = stored("sessionStorage", `remora.chats ${BASE.pathname}`);
 
@@ -67,7 +69,7 @@ function showFailure(error) {
 function askForKey(reason) {
   const dialog = byId("key-dialog");
   if (dialog.open) return;
-  byId("key-text").textContent = `${reason ? `${reason} ` : ""}It is kept in this browser tab until the tab is closed, and sent to this server only.`;
+  byId("key-text").textContent = `${reason ? `${reason} ` : ""}${KEY_TEXT}`;
   byId("key").value = apiKey();
   dialog.returnValue = "";
   dialog.showModal();
@@ -142,7 +144,8 @@ byId("compare").addEventListener("click", () => compare(panes.length === 1));
 
 function fit() {
   prompt.style.height = ""; // by script: the policy forbids style attributes
-  if (prompt.value) prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.4)}px`;
+  if (prompt.value)
+    prompt.style.height = `${Math.min(prompt.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
 
 function stopAll() {
@@ -193,7 +196,8 @@ function writeCode() {
   // The request behind the last answer, or the next one's.
   const at = codePane.turns.findLastIndex((turn) => turn.role !== "assistant");
   const question = { role: "user", text: prompt.value || EXAMPLE };
-  const turns = at < 0 || prompt.value ? [...codePane.turns, question] : codePane.turns.slice(0, at + 1);
+  const turns =
+    at < 0 || prompt.value ? [...codePane.turns, question] : codePane.turns.slice(0, at + 1);
   try {
     const body = codePane.body(turns);
     const hasKey = Boolean(apiKey());
@@ -207,14 +211,19 @@ function writeCode() {
   }
 }
 
-for (const [id, other] of [["code-curl", "code-python"], ["code-python", "code-curl"]]) {
+for (const [id, other] of [
+  ["code-curl", "code-python"],
+  ["code-python", "code-curl"],
+]) {
   byId(id).addEventListener("click", () => {
     byId(id).setAttribute("aria-pressed", "true");
     byId(other).setAttribute("aria-pressed", "false");
     writeCode();
   });
 }
-byId("code-copy").addEventListener("click", ({ currentTarget }) => copy(byId("code-text").textContent, currentTarget));
+byId("code-copy").addEventListener("click", ({ currentTarget }) =>
+  copy(byId("code-text").textContent, currentTarget),
+);
 
 // -- theme, help and keyboard ---------------------------------------------------------------------
 

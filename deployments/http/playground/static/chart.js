@@ -1,4 +1,4 @@
-// A small line chart of the last minutes, in SVG: one or two lines, with the newest values in words.
+// A small line chart of the last minutes, in SVG: one or two lines, and the newest values in words.
 
 import { h, s } from "./dom.js";
 
@@ -19,17 +19,57 @@ export class Chart {
       area: s("path", { class: `area line-${at}` }),
       line: s("path", { class: `line line-${at}`, "vector-effect": "non-scaling-stroke" }),
     }));
-    this.cursor = s("line", { class: "cursor", y1: 0, y2: HEIGHT, "vector-effect": "non-scaling-stroke", visibility: "hidden" });
-    this.svg = s("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title },
-      s("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, "vector-effect": "non-scaling-stroke" }),
-      ...this.paths.flatMap(({ area, line }) => [area, line]), this.cursor);
-    this.values = lines.map(({ label }, at) => ({ value: h("span", { class: "value" }, "–"), label, at }));
+    this.cursor = s("line", {
+      class: "cursor",
+      y1: 0,
+      y2: HEIGHT,
+      "vector-effect": "non-scaling-stroke",
+      visibility: "hidden",
+    });
+    this.svg = s(
+      "svg",
+      {
+        class: "plot",
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": title,
+      },
+      s("line", {
+        class: "axis",
+        x1: 0,
+        x2: WIDTH,
+        y1: HEIGHT,
+        y2: HEIGHT,
+        "vector-effect": "non-scaling-stroke",
+      }),
+      ...this.paths.flatMap(({ area, line }) => [area, line]),
+      this.cursor,
+    );
+    this.values = lines.map(({ label }, at) => ({
+      value: h("span", { class: "value" }, "–"),
+      label,
+      at,
+    }));
     this.when = h("span", { class: "when" }, "");
-    this.element = h("figure", { class: "card chart" },
+    this.element = h(
+      "figure",
+      { class: "card chart" },
       h("figcaption", {}, h("span", { class: "card-title", title: hint }, title), this.when),
-      h("div", { class: "values" }, ...this.values.map(({ value, label, at }) =>
-        h("span", { class: `reading line-${at}` }, value, label ? h("span", { class: "label" }, label) : null))),
-      this.svg);
+      h(
+        "div",
+        { class: "values" },
+        ...this.values.map(({ value, label, at }) =>
+          h(
+            "span",
+            { class: `reading line-${at}` },
+            value,
+            label ? h("span", { class: "label" }, label) : null,
+          ),
+        ),
+      ),
+      this.svg,
+    );
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.point(null));
   }
@@ -37,22 +77,43 @@ export class Chart {
   // Draws points, the newest last; each has `at` in milliseconds.
   draw(points) {
     this.points = points;
-    const all = points.flatMap((point) => this.lines.map(({ key }) => point[key])).filter((value) => value !== null);
+    const all = points
+      .flatMap((point) => this.lines.map(({ key }) => point[key]))
+      .filter((value) => value !== null);
     const top = this.top ?? niceTop(Math.max(0, ...all));
     this.lines.forEach(({ key }, at) => {
-      const runs = runsOf(points.map((point) => point[key]), this.isSparse);
-      const place = ([index, value]) => `${this.x(index).toFixed(1)} ${(HEIGHT - (HEIGHT - 4) * Math.min(1, value / top)).toFixed(1)}`;
-      const lines = runs.map((run) => `M${run.map(place).join("L")}${run.length === 1 ? "h0.01" : ""}`);
+      const runs = runsOf(
+        points.map((point) => point[key]),
+        this.isSparse,
+      );
+      const place = ([index, value]) =>
+        `${this.x(index).toFixed(1)} ${heightOf(value / top).toFixed(1)}`;
+      const lines = runs.map(
+        (run) => `M${run.map(place).join("L")}${run.length === 1 ? "h0.01" : ""}`,
+      );
       this.paths[at].line.setAttribute("d", lines.join(""));
-      this.paths[at].area.setAttribute("d", runs.map((run) =>
-        `M${this.x(run[0][0])} ${HEIGHT}L${run.map(place).join("L")}L${this.x(run.at(-1)[0])} ${HEIGHT}Z`).join(""));
+      this.paths[at].area.setAttribute(
+        "d",
+        runs
+          .map(
+            (run) =>
+              `M${this.x(run[0][0])} ${HEIGHT}L${run.map(place).join("L")}` +
+              `L${this.x(run.at(-1)[0])} ${HEIGHT}Z`,
+          )
+          .join(""),
+      );
     });
     if (this.cursor.getAttribute("visibility") === "hidden") this.showNewest();
   }
 
   // Shows the newest values that are known.
   showNewest() {
-    const known = ({ key }) => [key, (this.isSparse ? this.points.findLast((point) => point[key] !== null) : this.points.at(-1))?.[key] ?? null];
+    const known = ({ key }) => [
+      key,
+      (this.isSparse ? this.points.findLast((point) => point[key] !== null) : this.points.at(-1))?.[
+        key
+      ] ?? null,
+    ];
     this.show(Object.fromEntries(this.lines.map(known)));
   }
 
@@ -61,7 +122,9 @@ export class Chart {
   }
 
   show(point) {
-    const texts = this.lines.map(({ key, format }) => (point[key] === null ? "–" : format(point[key])));
+    const texts = this.lines.map(({ key, format }) =>
+      point[key] === null ? "–" : format(point[key]),
+    );
     texts.forEach((text, at) => (this.values[at].value.textContent = text));
     const words = this.lines.map(({ label }, at) => `${label ? `${label} ` : ""}${texts[at]}`);
     this.svg.setAttribute("aria-label", `${this.title}: ${words.join(", ")}`);
@@ -87,12 +150,18 @@ export class Chart {
   }
 }
 
+// Returns the y of a share of the axis; there is room for the line's width above.
+function heightOf(share) {
+  return HEIGHT - (HEIGHT - 4) * Math.min(1, share);
+}
+
 // Returns runs of [index, value] without gaps, or across them.
 function runsOf(values, crossesGaps) {
   const runs = [];
   values.forEach((value, index) => {
     if (value === null) return;
-    if (runs.length && (crossesGaps || values[index - 1] !== null)) runs.at(-1).push([index, value]);
+    if (runs.length && (crossesGaps || values[index - 1] !== null))
+      runs.at(-1).push([index, value]);
     else runs.push([[index, value]]);
   });
   return runs;

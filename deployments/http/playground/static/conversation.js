@@ -53,7 +53,8 @@ export function messagesOf(turns, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
     if (turn.role === "user") messages.push({ role: "user", content: turn.text });
-    else if (turn.role === "tool") messages.push({ role: "tool", tool_call_id: turn.callId, content: turn.text });
+    else if (turn.role === "tool")
+      messages.push({ role: "tool", tool_call_id: turn.callId, content: turn.text });
     else if (turn.calls.length) messages.push(callingMessage(turn));
     else if (turn.text) messages.push({ role: "assistant", content: turn.text });
   }

@@ -30,7 +30,12 @@ export function icon(name) {
 // Returns a button with an icon whose name is read aloud and shown on hover.
 export function iconButton(name, label, onclick, attributes = {}) {
   const text = h("span", { class: "sr-only" }, label);
-  return h("button", { type: "button", class: "quiet small", title: label, onclick, ...attributes }, icon(name), text);
+  return h(
+    "button",
+    { type: "button", class: "quiet small", title: label, onclick, ...attributes },
+    icon(name),
+    text,
+  );
 }
 
 export function byId(id) {

@@ -1,5 +1,5 @@
-// Text within a block of Markdown: code, emphasis, links. Scans from left to right; a mark whose end
-// is missing is text, and is not searched again.
+// Text within a block of Markdown: code, emphasis, links. Scans from left to right; a mark whose
+// end is missing is text, and is not searched again.
 
 import { h } from "./dom.js";
 
@@ -95,14 +95,18 @@ class Scan {
     if (!found) return false;
     const [mark, tag] = found;
     const start = at + mark.length;
-    const opens = /\S/.test(text[start] ?? "") && !(mark[0] === "_" && WORD.test(text[at - 1] ?? ""));
+    const opens =
+      /\S/.test(text[start] ?? "") && !(mark[0] === "_" && WORD.test(text[at - 1] ?? ""));
     if (!opens || this.missing.has(mark)) return false;
     const close = this.closing(mark, start);
     if (close < 0) {
       this.missing.add(mark);
       return false;
     }
-    this.add(h(tag, {}, ...inlineNodes(text.slice(start, close), this.depth + 1)), close + mark.length);
+    this.add(
+      h(tag, {}, ...inlineNodes(text.slice(start, close), this.depth + 1)),
+      close + mark.length,
+    );
     return true;
   }
 
@@ -131,8 +135,15 @@ class Scan {
       return false;
     }
     // Of brackets within brackets the inner ones are the link.
-    if (text.slice(start, Math.min(middle, start + MAX_LABEL)).includes("[") || middle - start > MAX_LABEL) return false;
-    const address = text.slice(middle + 2, close).trim().split(/\s/)[0];
+    if (
+      text.slice(start, Math.min(middle, start + MAX_LABEL)).includes("[") ||
+      middle - start > MAX_LABEL
+    )
+      return false;
+    const address = text
+      .slice(middle + 2, close)
+      .trim()
+      .split(/\s/)[0];
     const href = safeAddress(address.replace(/^<|>$/g, ""));
     if (!href) return false;
     // An image is a link too: showing it would tell its server of the reader.

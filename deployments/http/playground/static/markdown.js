@@ -1,5 +1,5 @@
-// Blocks of Markdown as DOM nodes. A model's text never becomes HTML: nodes are made one by one, and
-// tags in the text are shown as text. Work grows with the length of the text, whatever it says.
+// Blocks of Markdown as DOM nodes. A model's text never becomes HTML: nodes are made one by one,
+// and tags in the text are shown as text. Work grows with the text's length, whatever it says.
 
 import { copy, h, icon } from "./dom.js";
 import { inlineNodes } from "./inline.js";
@@ -12,8 +12,8 @@ const QUOTE = /^ {0,3}>/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+(?=\S)/;
 const DIVIDER = /^\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/;
 
-// Shows a text in an element. Called again with a longer text, it keeps the nodes of blocks that are
-// as before, so that a stream costs little and a selection stays.
+// Shows a text in an element. Called again with a longer text, it keeps the nodes of blocks that
+// are as before, so that a stream costs little and a selection stays.
 export function showMarkdown(element, text) {
   const blocks = blocksOf(text.split(/\r?\n/));
   const shown = element.markdownBlocks ?? [];
@@ -65,7 +65,12 @@ function codeBlock(lines, at, [, marks, language]) {
   };
   while (end < lines.length && !closes(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join("\n");
-  return { kind: "code", language: language.trim().split(/\s/)[0], text, end: Math.min(end + 1, lines.length) };
+  return {
+    kind: "code",
+    language: language.trim().split(/\s/)[0],
+    text,
+    end: Math.min(end + 1, lines.length),
+  };
 }
 
 function quoteBlock(lines, at) {
@@ -88,7 +93,8 @@ function listBlock(lines, at) {
     const line = lines[end];
     if (!line.trim()) {
       const next = lines[end + 1];
-      const goesOn = next?.trim() && (widthOf(next) > indent || (ITEM.test(next) && widthOf(next) === indent));
+      const goesOn =
+        next?.trim() && (widthOf(next) > indent || (ITEM.test(next) && widthOf(next) === indent));
       if (!goesOn) break;
       items.at(-1).push("");
     } else if (widthOf(line) <= indent + 1 && ITEM.test(line)) {
@@ -113,14 +119,24 @@ function dedented(line, width) {
 
 function isTable(lines, at) {
   const next = lines[at + 1];
-  return lines[at].includes("|") && next !== undefined && next.includes("-") && DIVIDER.test(next.trim())
-    && cellsOf(next).length === cellsOf(lines[at]).length;
+  return (
+    lines[at].includes("|") &&
+    next !== undefined &&
+    next.includes("-") &&
+    DIVIDER.test(next.trim()) &&
+    cellsOf(next).length === cellsOf(lines[at]).length
+  );
 }
 
 function tableBlock(lines, at) {
   let end = at + 2;
   while (end < lines.length && lines[end].trim() && lines[end].includes("|")) end += 1;
-  return { kind: "table", head: cellsOf(lines[at]), rows: lines.slice(at + 2, end).map(cellsOf), end };
+  return {
+    kind: "table",
+    head: cellsOf(lines[at]),
+    rows: lines.slice(at + 2, end).map(cellsOf),
+    end,
+  };
 }
 
 function cellsOf(line) {
@@ -130,7 +146,9 @@ function cellsOf(line) {
 
 function startsBlock(lines, at) {
   const line = lines[at];
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, at);
+  return (
+    [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line)) || isTable(lines, at)
+  );
 }
 
 function paragraph(lines, at) {
@@ -167,7 +185,8 @@ function listNode(block, depth) {
   const items = block.items.map((lines) => {
     const nodes = innerNodes(lines, depth);
     // A tight item: its text is not a paragraph of its own.
-    if (nodes[0]?.tagName === "P") nodes.splice(0, 1, h("span", { class: "item" }, ...nodes[0].childNodes));
+    if (nodes[0]?.tagName === "P")
+      nodes.splice(0, 1, h("span", { class: "item" }, ...nodes[0].childNodes));
     return h("li", {}, ...nodes);
   });
   if (block.first === null) return h("ul", {}, ...items);
@@ -176,17 +195,33 @@ function listNode(block, depth) {
 
 function codeNode(block) {
   const code = h("code", {}, block.text);
-  const button = h("button", { type: "button", class: "quiet small", title: "Copy the code" }, icon("copy"));
+  const button = h(
+    "button",
+    { type: "button", class: "quiet small", title: "Copy the code" },
+    icon("copy"),
+  );
   button.append(h("span", { class: "sr-only" }, "Copy the code"));
   button.addEventListener("click", () => copy(block.text, button));
   const label = block.language || "text";
-  return h("figure", { class: "code-block" },
+  return h(
+    "figure",
+    { class: "code-block" },
     h("figcaption", {}, h("span", {}, label), button),
-    h("pre", { tabindex: "0", "aria-label": `Code: ${label}`, role: "region" }, code));
+    h("pre", { tabindex: "0", "aria-label": `Code: ${label}`, role: "region" }, code),
+  );
 }
 
 function tableNode(block) {
-  const row = (tag, cells) => h("tr", {}, ...block.head.map((_, at) => h(tag, {}, ...inlineNodes(cells[at] ?? ""))));
-  return h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": "Table" },
-    h("table", {}, h("thead", {}, row("th", block.head)), h("tbody", {}, ...block.rows.map((cells) => row("td", cells)))));
+  const row = (tag, cells) =>
+    h("tr", {}, ...block.head.map((_, at) => h(tag, {}, ...inlineNodes(cells[at] ?? ""))));
+  return h(
+    "div",
+    { class: "table-wrap", tabindex: "0", role: "region", "aria-label": "Table" },
+    h(
+      "table",
+      {},
+      h("thead", {}, row("th", block.head)),
+      h("tbody", {}, ...block.rows.map((cells) => row("td", cells))),
+    ),
+  );
 }

@@ -15,14 +15,35 @@ export class Pane {
     this.views = [];
     this.abort = null;
     this.select = h("select", { "aria-label": name, class: "model" });
-    this.log = h("div", { class: "log", tabindex: "0", role: "region", "aria-label": `Conversation, ${name}` });
-    this.empty = h("div", { class: "empty" },
+    this.log = h("div", {
+      class: "log",
+      tabindex: "0",
+      role: "region",
+      "aria-label": `Conversation, ${name}`,
+    });
+    this.empty = h(
+      "div",
+      { class: "empty" },
       h("p", { class: "empty-title" }, "What would you like to know?"),
-      h("p", {}, "Settings hold the system prompt, sampling, tools and schemas. Compare asks two models at once."));
+      h(
+        "p",
+        {},
+        "Settings hold the system prompt, sampling, tools and schemas. " +
+          "Compare asks two models at once.",
+      ),
+    );
     this.log.append(this.empty);
-    this.element = h("section", { class: "pane", "aria-label": name },
-      h("div", { class: "pane-head" }, this.select, iconButton("code", "Copy as curl or Python", () => oncode(this))),
-      this.log);
+    this.element = h(
+      "section",
+      { class: "pane", "aria-label": name },
+      h(
+        "div",
+        { class: "pane-head" },
+        this.select,
+        iconButton("code", "Copy as curl or Python", () => oncode(this)),
+      ),
+      this.log,
+    );
     this.isAtEnd = true;
     this.log.addEventListener("scroll", () => {
       this.isAtEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
@@ -41,15 +62,22 @@ export class Pane {
   offer(models, preferred) {
     const wanted = this.select.value || preferred;
     const ids = new Set(models.map(({ id }) => id));
-    const bases = models.filter(({ parent }) => !ids.has(parent)); // an adapter may be served without its base
+    // An adapter may be served without its base.
+    const bases = models.filter(({ parent }) => !ids.has(parent));
     const option = (model) => h("option", { value: model.id }, model.id);
     // Of several models behind a gateway, the name of an adapter does not say whose it is.
-    const full = (base) => (model) => h("option", { value: bases.length > 1 ? `${base.id}:${model.id}` : model.id }, model.id);
-    this.select.replaceChildren(...bases.flatMap((base) => {
-      const adapters = models.filter((model) => model.parent === base.id);
-      if (!adapters.length) return [option(base)];
-      return [option(base), h("optgroup", { label: `Adapters of ${base.id}` }, ...adapters.map(full(base)))];
-    }));
+    const full = (base) => (model) =>
+      h("option", { value: bases.length > 1 ? `${base.id}:${model.id}` : model.id }, model.id);
+    this.select.replaceChildren(
+      ...bases.flatMap((base) => {
+        const adapters = models.filter((model) => model.parent === base.id);
+        if (!adapters.length) return [option(base)];
+        return [
+          option(base),
+          h("optgroup", { label: `Adapters of ${base.id}` }, ...adapters.map(full(base))),
+        ];
+      }),
+    );
     this.choose(wanted);
   }
 
@@ -129,7 +157,8 @@ export class Pane {
       retry: () => this.retry(this.turns.indexOf(turn)),
       sendResults: (texts) => this.sendResults(turn, texts),
     };
-    const view = turn.role === "assistant" ? new AnswerView(turn, actions) : questionView(turn, actions);
+    const view =
+      turn.role === "assistant" ? new AnswerView(turn, actions) : questionView(turn, actions);
     view.update?.({ isStreaming: false });
     this.turns.push(turn);
     this.views.push(view);
@@ -173,7 +202,11 @@ export class Pane {
     view.update({ isStreaming: false });
     this.offerResults();
     this.follow();
-    announce(turn.error ? `The answer failed: ${turn.error}` : `${turn.isStopped ? "Stopped" : "Finished"}: ${turn.text.slice(0, 600)}`);
+    announce(
+      turn.error
+        ? `The answer failed: ${turn.error}`
+        : `${turn.isStopped ? "Stopped" : "Finished"}: ${turn.text.slice(0, 600)}`,
+    );
     this.callbacks.onchange();
   }
 
@@ -199,7 +232,8 @@ export class Pane {
 
   offerResults() {
     const last = this.turns.at(-1);
-    if (last?.role === "assistant" && last.calls.length && openCalls(this.turns).length) this.views.at(-1).askForResults();
+    if (last?.role === "assistant" && last.calls.length && openCalls(this.turns).length)
+      this.views.at(-1).askForResults();
   }
 
   sendResults(turn, texts) {

@@ -20,7 +20,9 @@ export function parseMetrics(text, wanted) {
 
 function labelsOf(text) {
   const unescaped = (value) => value.replace(/\\(.)/g, (_, char) => (char === "n" ? "\n" : char));
-  return Object.fromEntries([...text.matchAll(LABEL)].map(([, name, value]) => [name, unescaped(value)]));
+  return Object.fromEntries(
+    [...text.matchAll(LABEL)].map(([, name, value]) => [name, unescaped(value)]),
+  );
 }
 
 function numberOf(text) {

@@ -35,10 +35,14 @@ export function modelsOf(samples) {
 // Returns one point of the charts, from this reading and the one before it.
 // seconds: between the two; model: "" = all. Values that are not known are null.
 export function pointOf(before, now, seconds, model) {
-  const of = (samples, name) => (samples?.get(name) ?? []).filter(({ labels }) => !model || labels.model_name === model);
+  const of = (samples, name) =>
+    (samples?.get(name) ?? []).filter(({ labels }) => !model || labels.model_name === model);
   const gauge = (name) => sum(of(now, name));
   const grown = Object.fromEntries(
-    Object.entries(COUNTERS).map(([key, name]) => [key, before ? growth(of(before, name), of(now, name)) : null]),
+    Object.entries(COUNTERS).map(([key, name]) => [
+      key,
+      before ? growth(of(before, name), of(now, name)) : null,
+    ]),
   );
   const pages = gauge(GAUGES.pages);
   const share = (part) => (pages > 0 ? (100 * part) / pages : null);
@@ -71,13 +75,18 @@ export function replicasOf(samples) {
   };
   for (const [key, name] of Object.entries(GAUGES)) fill(name, key);
   fill(COUNTERS.generated, "generated");
-  return [...rows.values()].map((row) => ({ ...row, kv: row.pages ? (100 * row.held) / row.pages : null }));
+  return [...rows.values()].map((row) => ({
+    ...row,
+    kv: row.pages ? (100 * row.held) / row.pages : null,
+  }));
 }
 
 // Returns whether a counter has fallen: another replica has answered, or this one has restarted.
 export function hasFallen(before, now) {
   const name = COUNTERS.steps;
-  return [...pairs(before?.get(name) ?? [], now.get(name) ?? [])].some(([old, value]) => value < old);
+  return [...pairs(before?.get(name) ?? [], now.get(name) ?? [])].some(
+    ([old, value]) => value < old,
+  );
 }
 
 function sum(samples) {

@@ -43,18 +43,51 @@ export class SettingError extends Error {
 export class Settings {
   constructor(panel) {
     this.form = h("form", { class: "settings-form", onsubmit: (event) => event.preventDefault() });
-    const close = h("button", { type: "button", class: "quiet small", id: "close-settings", title: "Close the settings" },
-      icon("close"), h("span", { class: "sr-only" }, "Close the settings"));
+    const close = h(
+      "button",
+      { type: "button", class: "quiet small", id: "close-settings", title: "Close the settings" },
+      icon("close"),
+      h("span", { class: "sr-only" }, "Close the settings"),
+    );
     panel.append(h("div", { class: "settings-head" }, h("h2", {}, "Settings"), close), this.form);
     this.form.append(
       group("Instructions", textArea("system", "System prompt", { rows: 3 })),
-      group("Sampling", h("div", { class: "grid" }, ...NUMBERS.map(([name, label, limits]) => number(name, label, limits))),
-        textArea("stop", "Stop texts, one a line", { rows: 1 })),
-      group("Reasoning and probabilities", h("div", { class: "grid" },
-        select("reasoning_effort", "Reasoning effort", [["", "default"], "none", "minimal", "low", "medium", "high"]),
-        select("top_logprobs", "Probabilities", [["", "off"], ["0", "of the tokens"], ["3", "and 3 others"], ["5", "and 5 others"], ["10", "and 10 others"]]))),
-      group("Tools", jsonArea("tools", "Tools, a JSON list", EXAMPLE_TOOLS),
-        select("tool_choice", "Tool choice", [["", "default"], "auto", "none", "required"])),
+      group(
+        "Sampling",
+        h(
+          "div",
+          { class: "grid" },
+          ...NUMBERS.map(([name, label, limits]) => number(name, label, limits)),
+        ),
+        textArea("stop", "Stop texts, one a line", { rows: 1 }),
+      ),
+      group(
+        "Reasoning and probabilities",
+        h(
+          "div",
+          { class: "grid" },
+          select("reasoning_effort", "Reasoning effort", [
+            ["", "default"],
+            "none",
+            "minimal",
+            "low",
+            "medium",
+            "high",
+          ]),
+          select("top_logprobs", "Probabilities", [
+            ["", "off"],
+            ["0", "of the tokens"],
+            ["3", "and 3 others"],
+            ["5", "and 5 others"],
+            ["10", "and 10 others"],
+          ]),
+        ),
+      ),
+      group(
+        "Tools",
+        jsonArea("tools", "Tools, a JSON list", EXAMPLE_TOOLS),
+        select("tool_choice", "Tool choice", [["", "default"], "auto", "none", "required"]),
+      ),
       group("Output", jsonArea("schema", "JSON schema of the answer", EXAMPLE_SCHEMA)),
       h("button", { type: "button", class: "quiet", onclick: () => this.reset() }, "Reset all"),
     );
@@ -101,12 +134,14 @@ export class Settings {
     const stop = (values.stop ?? "").split("\n").filter(Boolean);
     if (stop.length) body.stop = stop;
     if (values.reasoning_effort) body.reasoning_effort = values.reasoning_effort;
-    if (values.top_logprobs) Object.assign(body, { logprobs: true, top_logprobs: Number(values.top_logprobs) });
+    if (values.top_logprobs)
+      Object.assign(body, { logprobs: true, top_logprobs: Number(values.top_logprobs) });
     const tools = this.check(this.form.elements.namedItem("tools"), { throws: true });
     if (tools) body.tools = tools;
     if (tools && values.tool_choice) body.tool_choice = values.tool_choice;
     const schema = this.check(this.form.elements.namedItem("schema"), { throws: true });
-    if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+    if (schema)
+      body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
     return body;
   }
 
@@ -116,8 +151,10 @@ export class Settings {
     if (!field.value.trim()) return undefined;
     try {
       const value = JSON.parse(field.value);
-      const isRight = field.name === "tools" ? Array.isArray(value) : value !== null && typeof value === "object";
-      if (!isRight) throw new Error(field.name === "tools" ? "a list is needed" : "an object is needed");
+      const isRight =
+        field.name === "tools" ? Array.isArray(value) : value !== null && typeof value === "object";
+      if (!isRight)
+        throw new Error(field.name === "tools" ? "a list is needed" : "an object is needed");
       return value;
     } catch (error) {
       const found = fault(field, `${field.dataset.json}: ${error.message}`);
@@ -149,12 +186,24 @@ function labelled(name, label, field, ...others) {
 }
 
 function number(name, label, limits) {
-  const field = h("input", { id: `set-${name}`, name, type: "number", inputmode: "decimal", placeholder: "default", autocomplete: "off", ...limits });
+  const field = h("input", {
+    id: `set-${name}`,
+    name,
+    type: "number",
+    inputmode: "decimal",
+    placeholder: "default",
+    autocomplete: "off",
+    ...limits,
+  });
   return labelled(name, label, field);
 }
 
 function textArea(name, label, options) {
-  return labelled(name, label, h("textarea", { id: `set-${name}`, name, autocomplete: "off", ...options }));
+  return labelled(
+    name,
+    label,
+    h("textarea", { id: `set-${name}`, name, autocomplete: "off", ...options }),
+  );
 }
 
 function select(name, label, options) {
@@ -165,15 +214,25 @@ function select(name, label, options) {
 
 function jsonArea(name, label, example) {
   const field = h("textarea", {
-    id: `set-${name}`, name, rows: 4, class: "mono", spellcheck: "false", autocomplete: "off",
-    "data-json": label, "aria-describedby": `set-${name}-fault`,
+    id: `set-${name}`,
+    name,
+    rows: 4,
+    class: "mono",
+    spellcheck: "false",
+    autocomplete: "off",
+    "data-json": label,
+    "aria-describedby": `set-${name}-fault`,
   });
   const insert = () => {
     field.value = JSON.stringify(example, null, 2);
     field.dispatchEvent(new Event("input", { bubbles: true }));
     field.focus();
   };
-  return labelled(name, label, field,
+  return labelled(
+    name,
+    label,
+    field,
     h("p", { id: `set-${name}-fault`, class: "fault", role: "alert" }),
-    h("button", { type: "button", class: "quiet small", onclick: insert }, "Insert an example"));
+    h("button", { type: "button", class: "quiet small", onclick: insert }, "Insert an example"),
+  );
 }

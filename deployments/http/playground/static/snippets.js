@@ -3,8 +3,22 @@
 
 // Parameters of OpenAI's Python client; others go through extra_body.
 const KNOWN = new Set([
-  "model", "messages", "stream", "stream_options", "temperature", "top_p", "max_completion_tokens", "seed", "stop",
-  "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "reasoning_effort", "tools", "tool_choice",
+  "model",
+  "messages",
+  "stream",
+  "stream_options",
+  "temperature",
+  "top_p",
+  "max_completion_tokens",
+  "seed",
+  "stop",
+  "presence_penalty",
+  "frequency_penalty",
+  "logprobs",
+  "top_logprobs",
+  "reasoning_effort",
+  "tools",
+  "tool_choice",
   "response_format",
 ]);
 
@@ -22,7 +36,9 @@ export function shellQuoted(text) {
 
 // Returns the program that sends a chat to the API at `base` (which ends in /v1).
 export function asPython(base, body, hasKey) {
-  const known = Object.entries(body).filter(([name]) => KNOWN.has(name) && name !== "stream_options");
+  const known = Object.entries(body).filter(
+    ([name]) => KNOWN.has(name) && name !== "stream_options",
+  );
   const others = Object.entries(body).filter(([name]) => !KNOWN.has(name));
   const lines = known.map(([name, value]) => `    ${name}=${pythonLiteral(value, 4)},`);
   if (others.length) lines.push(`    extra_body=${pythonLiteral(Object.fromEntries(others), 4)},`);
@@ -53,9 +69,12 @@ export function pythonLiteral(value, indent) {
   const [open, close] = isList ? ["[", "]"] : ["{", "}"];
   const items = isList
     ? value.map((item) => pythonLiteral(item, indent + 4))
-    : Object.entries(value).map(([name, item]) => `${JSON.stringify(name)}: ${pythonLiteral(item, indent + 4)}`);
+    : Object.entries(value).map(
+        ([name, item]) => `${JSON.stringify(name)}: ${pythonLiteral(item, indent + 4)}`,
+      );
   const short = `${open}${items.join(", ")}${close}`;
   if (short.length + indent < 80 && !short.includes("\n")) return short;
   const pad = " ".repeat(indent + 4);
-  return `${open}\n${items.map((item) => `${pad}${item},\n`).join("")}${" ".repeat(indent)}${close}`;
+  const lines = items.map((item) => `${pad}${item},\n`).join("");
+  return `${open}\n${lines}${" ".repeat(indent)}${close}`;
 }

@@ -9,10 +9,30 @@ export function tokenView(tokens, label) {
   numViews += 1;
   const id = `tokens-${numViews}`;
   const spans = textsOf(tokens).map((text, at) =>
-    h("span", { role: "option", id: `${id}-${at}`, class: `token ${level(tokens[at].logprob)}`, "aria-selected": "false" }, text));
+    h(
+      "span",
+      {
+        role: "option",
+        id: `${id}-${at}`,
+        class: `token ${level(tokens[at].logprob)}`,
+        "aria-selected": "false",
+      },
+      text,
+    ),
+  );
   const detail = h("div", { class: "token-detail", hidden: true });
   const spoken = h("p", { class: "sr-only", role: "status" });
-  const list = h("div", { class: "token-list", role: "listbox", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal" }, ...spans);
+  const list = h(
+    "div",
+    {
+      class: "token-list",
+      role: "listbox",
+      tabindex: "0",
+      "aria-label": label,
+      "aria-orientation": "horizontal",
+    },
+    ...spans,
+  );
   const view = h("div", { class: "token-view" }, list, detail, spoken);
   let current = -1;
 
@@ -35,7 +55,9 @@ export function tokenView(tokens, label) {
   list.addEventListener("pointerleave", () => choose(-1));
   list.addEventListener("blur", () => choose(-1));
   list.addEventListener("keydown", (event) => {
-    const to = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: spans.length - 1 }[event.key];
+    const to = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: spans.length - 1 }[
+      event.key
+    ];
     if (to === undefined) return;
     event.preventDefault();
     choose(Math.max(0, Math.min(spans.length - 1, to)), { speaks: true });
@@ -46,7 +68,9 @@ export function tokenView(tokens, label) {
 // Returns the text of each token; the bytes of a character may be spread over several.
 export function textsOf(tokens) {
   const decoder = new TextDecoder();
-  return tokens.map(({ token, bytes }) => (bytes ? decoder.decode(new Uint8Array(bytes), { stream: true }) : token));
+  return tokens.map(({ token, bytes }) =>
+    bytes ? decoder.decode(new Uint8Array(bytes), { stream: true }) : token,
+  );
 }
 
 function level(logprob) {
@@ -64,7 +88,9 @@ function quoted(text) {
 }
 
 function sentence(token) {
-  const others = (token.top_logprobs ?? []).filter((other) => other.token !== token.token).slice(0, 3);
+  const others = (token.top_logprobs ?? [])
+    .filter((other) => other.token !== token.token)
+    .slice(0, 3);
   const list = others.map((other) => `${quoted(other.token)} ${percent(other.logprob)}`).join(", ");
   return `${quoted(token.token)}, ${percent(token.logprob)}${list ? `; instead of ${list}` : ""}`;
 }
@@ -75,9 +101,15 @@ function detailOf(token) {
   const chosen = rows.findIndex((row) => row.token === token.token);
   return rows.map((row, at) => {
     const bar = h("span", { class: "share" });
-    bar.style.width = `${100 * Math.exp(row.logprob)}%`; // by script: the policy forbids style attributes
-    return h("div", { class: at === chosen ? "row chosen" : "row" },
-      h("code", {}, quoted(row.token)), h("span", { class: "track" }, bar), h("span", { class: "number" }, percent(row.logprob)));
+    // By script: the policy forbids style attributes.
+    bar.style.width = `${100 * Math.exp(row.logprob)}%`;
+    return h(
+      "div",
+      { class: at === chosen ? "row chosen" : "row" },
+      h("code", {}, quoted(row.token)),
+      h("span", { class: "track" }, bar),
+      h("span", { class: "number" }, percent(row.logprob)),
+    );
   });
 }
 

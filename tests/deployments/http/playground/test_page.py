@@ -214,8 +214,17 @@ async def test_what_a_browser_has_is_not_sent_again(path: str, shape: str) -> No
 
 @pytest.mark.parametrize(
     "path",
-    ["/playground", "/playground/", f"{PLACE}/", f"{PLACE}/index.html", f"{PLACE}/nothing.js"]
-    + [f"{PLACE}/%2e%2e/page.py", f"{PLACE}/../page.py", f"{PLACE}//app.js", "/playground/app.js"],
+    [
+        "/playground",
+        "/playground/",
+        "/playground/app.js",
+        f"{PLACE}/",
+        f"{PLACE}/index.html",
+        f"{PLACE}/nothing.js",
+        f"{PLACE}/%2e%2e/page.py",
+        f"{PLACE}/../page.py",
+        f"{PLACE}//app.js",
+    ],
 )
 async def test_there_are_no_other_files(path: str) -> None:
     async with make_client() as client:
@@ -243,6 +252,7 @@ def test_a_file_needs_nothing_that_the_policy_forbids(path: Any) -> None:
     if path.suffix == ".html":
         assert re.findall(r"\son\w+=|\sstyle=|<style|<script(?![^>]*\ssrc=)", text) == []
     assert len(text.splitlines()) <= 500
+    assert [line for line in text.splitlines() if len(line) > 100] == []
 
 
 def test_every_import_of_a_module_is_a_file() -> None:

@@ -156,9 +156,8 @@ def test_axe_finds_nothing(tab: Browser, url: str, scheme: str, width: int) -> N
     tab.prefer(scheme)
     open_page(tab, url)
     found = {"empty": faults_found(tab)}
-    tab.script(
-        "document.querySelector('#settings').hidden || document.querySelector('#close-settings').click()"
-    )
+    if width > 500:
+        tab.press("Alt", "s")
     ask(tab, "Hi")
     tab.script("document.querySelector('details').open = true")
     found["answer"] = faults_found(tab)
