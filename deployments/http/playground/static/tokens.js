@@ -16,6 +16,7 @@ export function tokenView(tokens, label) {
         id: `${id}-${at}`,
         class: `token ${level(tokens[at].logprob)}`,
         "aria-selected": "false",
+        "aria-label": text.trim() ? null : quoted(tokens[at].token), // spaces are not read aloud
       },
       text,
     ),
