@@ -145,8 +145,12 @@ export class Pane {
   }
 
   cut(length) {
+    const hadFocus = this.log.contains(document.activeElement);
     for (const view of this.views.splice(length)) view.element.remove();
     this.turns.splice(length);
+    // The button that was pressed may be gone; the keyboard goes on from here.
+    if (hadFocus && document.activeElement === document.body)
+      this.log.focus({ preventScroll: true });
     this.empty.hidden = this.turns.length > 0;
   }
 

@@ -141,6 +141,7 @@ def test_a_question_is_edited_and_an_answer_is_drawn_again(tab: Browser) -> None
         tab.until(f"{IDLE} && document.querySelectorAll('.turn').length === 2")
         tab.click(".turn.assistant [data-action=retry]")
         tab.until(f"{IDLE} && document.querySelector('.stats').innerText")
+        assert tab.script("return document.activeElement.className") == "log"
         tab.press("Alt", "r")
         tab.until(f"{IDLE} && document.querySelector('.stats').innerText")
 
