@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
@@ -25,10 +25,10 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def served(app: ASGIApp, *, root: str = "") -> Iterator[str]:
-    """Serve on a free port of this machine, below a root path; yield the address without it."""
+def served(app: ASGIApp) -> Iterator[str]:
+    """Serve on a free port of this machine; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off", root_path=root)
+        config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
         server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -43,8 +43,12 @@ def served(app: ASGIApp, *, root: str = "") -> Iterator[str]:
 
 @contextmanager
 def fake(server: FakeServer, *, access: Access | None = None, root: str = "") -> Iterator[str]:
-    """Serve fakes; yield the address."""
+    """Serve fakes, below a root path as Ray Serve does; yield the address without it."""
     given = access or Access(is_local=True)
     app = build_http_app(ServerState.over(server), access=lambda: given)
-    with served(app, root=root) as url:
+
+    async def below(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "root_path": root}, receive, send)
+
+    with served(below) as url:
         yield url

@@ -44,7 +44,7 @@ def ask(tab: Browser, text: str) -> None:
     """Type a question, send it, and wait for the end of the answer."""
     tab.type("#prompt", text)
     tab.press("Enter")
-    tab.until(f"{IDLE} && document.querySelector('.turn.assistant .stats')?.innerText")
+    tab.until(f"{IDLE} && document.querySelector('.turn.assistant')")
 
 
 def set_field(tab: Browser, name: str, value: str) -> None:
