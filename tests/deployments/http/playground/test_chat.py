@@ -93,14 +93,14 @@ def real_url(tiny_checkpoints: TinyCheckpoints) -> Iterator[str]:
 def test_a_question_to_a_real_engine_is_answered(tab: Browser, real_url: str) -> None:
     open_page(tab, real_url)
     set_field(tab, "temperature", "0")
-    set_field(tab, "max_completion_tokens", "24")
+    set_field(tab, "max_completion_tokens", "256")  # in several packets
     set_field(tab, "system", "Be brief.")
     ask(tab, "What is the capital of France?")
 
     shown = json.loads(tab.script("return Object.values(sessionStorage)[0]"))
     turns = [{"role": "system", "content": "Be brief."}]
     turns += [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"model": "tiny", "messages": turns, "temperature": 0, "max_tokens": 24}
+    body = {"model": "tiny", "messages": turns, "temperature": 0, "max_tokens": 256}
     answer = httpx.post(f"{real_url}/v1/chat/completions", json=body, timeout=60).json()
     assert shown[0]["turns"][1]["text"] == answer["choices"][0]["message"]["content"] != ""
     stats = tab.text(".stats")
