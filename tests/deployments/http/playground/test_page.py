@@ -27,7 +27,9 @@ PLACE = f"/playground/{static_files().digest}"
 
 
 @asynccontextmanager
-async def client_at(root: str = "", *, key: bool = False) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def client_at(
+    root: str = "", *, key: bool = False
+) -> AsyncGenerator[httpx.AsyncClient, None]:
     access = Access(keys=Keys(["secret"]) if key else None)
     app = build_http_app(ServerState.over(FakeServer()), access=lambda: access)
     transport = httpx.ASGITransport(app=app, root_path=root)
