@@ -12,7 +12,7 @@ PROMETHEUS := prometheus=2.42.0+ds-5+deb12u1
 PROMETHEUS_SHA256 := 81d59a24fce84f7fbe97a45a4f2914b6a5881b5cd1db2a6a0e129e515e1a5f55
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients tools soak chaos check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
+.PHONY: serve test test-slow test-clients tools soak chaos check axe docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -52,6 +52,19 @@ check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/mypy -p remora
 	$(BIN)/mypy tests examples
 	$(BIN)/python -m pytest tests/test_layout.py
+
+AXE := axe-core-4.14.1
+AXE_SHA256 := e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
+
+axe: build/axe/$(AXE)  ## Get axe-core, with which tests check the playground's accessibility (needs npm)
+
+build/axe/$(AXE):
+	@rm -rf build/axe
+	@mkdir -p build/axe
+	@cd build/axe && npm pack --silent $(subst core-,core@,$(AXE))
+	@echo "$(AXE_SHA256)  $(AXE).tgz" | (cd build/axe && sha256sum --check --quiet)
+	@cd build/axe && tar -xzf $(AXE).tgz --strip-components 1 package/axe.min.js package/LICENSE
+	@mv $@.tgz $@
 
 docs: $(STAMP)  ## Build the documentation site into build/site; warnings are errors
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -37,6 +37,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "wait_when_busy",
             "api_key",
             "admin_api_key",
+            "playground",
             "reasoning_field",
             "stream_text",
             "stream_interval_tokens",

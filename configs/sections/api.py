@@ -44,6 +44,10 @@ class ApiSection(Section):
     """API key of the administrative routes (flush_cache, abort_request, ...): env:NAME or
     file:/path. Default: these routes answer local clients only."""
 
+    playground: bool = True
+    """Whether GET / answers browsers with a page to try the server. The page itself needs no API
+    key; what it asks the server for does. Other clients get the plain answer at / in any case."""
+
     cors: CorsSection | None = None
     """Web pages of other origins that may use this server: {origins: [https://chat.example.com]}.
     Default: none; browsers keep the answers from pages of other origins."""

@@ -4,6 +4,7 @@
 /ready                    each model has a replica, and the gateway is not being stopped
 /v1/models and the like   the lists of all models
 /autoscaling/explain      the autoscaling policy's last decisions
+/ and /playground/...     the playground, for browsers
 /metrics, /load, /flush_cache, /abort_request, /health_generate   sent to every replica, merged
 everything else           relayed to the model that the request names
 """
@@ -58,6 +59,7 @@ from remora.deployments.http.core.wire_formats import Dialect, dialect_of
 from remora.deployments.http.integration.cors import cors_middlewares
 from remora.deployments.http.integration.short_paths import ShortPaths
 from remora.deployments.http.invocations import INVOCATIONS
+from remora.deployments.http.playground.page import Playground
 from remora.deployments.http.shared_paths import dialect_at_root, dialect_of_body
 
 log = logging.getLogger(__name__)
@@ -80,9 +82,9 @@ def build_front(
     config:  returns the configuration whose `api` and `limits` apply now
     access:  returns the access rules that apply now
     """
-    inner = Gate(_Front(models, config, metrics, shutdown), access=access)
+    guarded = Gate(_Front(models, config, metrics, shutdown), access=access)
     edge = Edge(
-        inner,
+        Playground(guarded, is_on=lambda: config().api.playground),
         limits=lambda: config().limits,
         dialect_of=partial(dialect_of, generate=config().api.generate_dialect),
         echo_request_id=False,

@@ -79,6 +79,7 @@ from remora.deployments.http.llamacpp.generate import LLAMA_ROUTES
 from remora.deployments.http.llamacpp.routes import LLAMA_BODIES, llama_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.openai.stored_chats import MetadataBody, stored_chat_routes
+from remora.deployments.http.playground.page import Playground
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody, answer_vectors
 from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
@@ -195,12 +196,13 @@ def build_http_app(
         count=server.metrics.count_response,
         count_refusal=server.metrics.count_refusal,
     )
+    playground = Middleware(Playground, is_on=lambda: server.config.api.playground)
     load_report = Middleware(LoadReport, stats=server.client.stats)
     cors = cors_middlewares(server.config.api.cors)
     app = FastAPI(
         title="remora",
         summary=f"Serves {server.plan.served_model_name}",
-        middleware=[*cors, Middleware(ShortPaths), edge, gate, load_report],
+        middleware=[*cors, Middleware(ShortPaths), edge, playground, gate, load_report],
         exception_handlers={
             RemoraError: _answer_error,
             HTTPException: _answer_error,

@@ -125,3 +125,11 @@ def test_an_installed_wheel_computes_the_same_bits_without_a_compiler(
     assert Path(found.pop("path")).parent == installed / "remora/kernels/cpu/lib"
     assert found == results(library)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_has_the_files_of_the_playground(installed: Path) -> None:
+    place = Path("deployments/http/playground/static")
+    found = {path.name for path in (installed / "remora" / place).iterdir()}
+
+    assert found == {path.name for path in (ROOT / place).iterdir()}
