@@ -131,5 +131,3 @@ def _choices(sources: Sources, module: str, value: ast.expr) -> tuple[Any, ...]:
     while isinstance(value, ast.BinOp):  # a list, and what the platform adds
         value = value.left
     return tuple(ast.literal_eval(value))
-
-

@@ -28,7 +28,7 @@ READERS: Mapping[str, tuple[str, Callable[[Path], list[Fact]]]] = {
     "vllm": ("vllm", arguments),
     "ray_serve_llm": ("ray", fields),
 }
-OURS = ("path", "any")  # types that only remora tells apart
+OURS = ("path", "any", "json")  # types that only remora tells apart
 
 
 def release_of(system: str, path: Path) -> str:
