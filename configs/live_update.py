@@ -38,6 +38,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "api_key",
             "admin_api_key",
             "reasoning_field",
+            "template_variables",
             "stream_text",
             "stream_interval_tokens",
             "chunk_per_token",

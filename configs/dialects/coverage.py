@@ -81,7 +81,7 @@ def parameters_page() -> str:
     rows = coverage()
     parts = [_INTRODUCTION, counts_table(rows), ""]
     for dialect in DIALECTS.values():
-        parts.append(f"## {dialect.title}\n")
+        parts.append(f"## {dialect.name}\n")
         parts.append("| parameter | values | here | |\n|---|---|---|---|")
         for row in rows:
             if row.system == dialect.system:
@@ -97,8 +97,7 @@ _INTRODUCTION = """# Parameters of other servers
 <!-- Written by `remora config coverage --format markdown`; a test compares. -->
 
 remora accepts the configuration of SGLang, LightLLM, RTP-LLM, vLLM and Ray Serve LLM and the
-backend server's JSON. Each
-parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
+backend server's JSON. Each parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
 refused with the reason; none is silently ignored. Of a refused parameter, the values that turn the
 feature off are accepted, and the other server's default. For usage see [dialects.md](dialects.md).
 """

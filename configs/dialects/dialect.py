@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remora.configs.dialects.catalogue import Parameter, System, catalogue
+from remora.configs.dialects.catalogue import Parameter, System, catalogue, release
 from remora.configs.dialects.refusals import rule_of_capability
 from remora.configs.dialects.rules import Rule, Settings
 from remora.configs.validation_messages import KeyPath
@@ -61,6 +61,11 @@ class Dialect:
     def models(self, data: Mapping[str, Any]) -> list[Flat]:
         """Return name -> (path, value) for each model. Raises ConfigError."""
         return [self.flatten(data)] if self.split is None else self.split(data)
+
+    @property
+    def name(self) -> str:
+        """The server, with the release that its catalogue describes if it is known."""
+        return f"{self.title} {release(self.system)}".rstrip()
 
     def rule(self, parameter: Parameter) -> Rule:
         """Return the rule of a parameter."""

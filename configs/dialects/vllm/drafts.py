@@ -119,8 +119,14 @@ def _short(name: str, *keys: str) -> Means:
     """Return the rule of a short form of an option."""
 
     def read(value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        is_named = "--spec-method" in given or _CONFIG in given
-        return _part(given, name, *([] if is_named or name != "model" else ["method"]))
+        if not ("--spec-method" in given or _CONFIG in given):
+            return _part(given, name, *(["method"] if name == "model" else []))
+        try:
+            return _part(given, name)
+        except Refusal:
+            if name == "method":
+                raise
+            return Harmless("the method is refused")  # reported once
 
     return Means(keys=keys, reads=read, writes=never, how=_ADAPTS)
 

@@ -259,6 +259,20 @@ def _of_numa(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
 NUMA = Means(keys=(), reads=_of_numa, writes=never, why="it needs --numa-bind-nodes")
 
 
+def _of_experts(value: bool, given: Mapping[str, Any]) -> Harmless:
+    if value and (given.get("--data-parallel-size") or 1) > 1:
+        raise Refusal(
+            "not yet: experts divided over data-parallel ranks; use --tensor-parallel-size"
+        )
+    return Harmless(_DIVIDED)
+
+
+_DIVIDED = "--tensor-parallel-size divides experts like other layers; same outputs"
+EXPERTS = Means(
+    keys=(), reads=_of_experts, writes=never, why=f"{_DIVIDED}; refused with data parallelism"
+)
+
+
 def _of_local(value: int, given: Mapping[str, Any]) -> Harmless:
     if value != (given.get("--data-parallel-size") or 1):
         raise Refusal(_PLACES)

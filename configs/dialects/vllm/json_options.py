@@ -341,13 +341,3 @@ WATCHDOG = Means(
     writes=never,
     how="a replica whose step takes longer is replaced; stacks go to its log, not to dump_dir",
 )
-
-
-def _of_limits(value: Any, given: Mapping[str, Any]) -> Harmless:
-    counts = value.values() if isinstance(value, Mapping) else [value]
-    if any(count not in (0, {"count": 0}) for count in counts):
-        raise Refusal("not yet: images, video and audio; 0 of each works")
-    return Harmless("text is served, also of models that accept images")
-
-
-MEDIA_LIMITS = Means(keys=(), reads=_of_limits, writes=never, why="0 of each; others are refused")

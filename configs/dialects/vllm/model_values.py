@@ -96,6 +96,46 @@ CONVERT = Sets(
     unset={"auto": "the checkpoint decides", "none": "the checkpoint decides"},
 )
 
+TASK = Sets(
+    key="model.task",
+    table={
+        "generate": "generate",
+        "embed": "embed",
+        "embedding": "embed",
+        "classify": "classify",
+        "score": "rerank",
+        "reward": "reward",
+    },
+    strict=True,
+    unset={"auto": "the checkpoint decides"},
+)
+_ENTRIES = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}
+
+
+def _of_config(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    """Read all entries of config.json from each argument that replaces one."""
+    own = given.get("--hf-overrides") or {}
+    if not isinstance(own, Mapping):
+        raise Refusal("expected an object of entries of config.json")
+    entries = {entry: given[name] for name, entry in _ENTRIES.items() if given.get(name)}
+    if not own and not entries:
+        return Harmless("no entry is replaced")
+    return {"model.config_overrides": {**entries, **own}}
+
+
+CONFIG = Means(keys=("model.config_overrides",), reads=_of_config)
+
+
+def rope(entry: str) -> Means:
+    """Return the rule of an argument that replaces one entry of config.json."""
+    return Means(
+        keys=("model.config_overrides",),
+        reads=_of_config,
+        writes=never,
+        how=f"the entry {entry} of config.json",
+    )
+
+
 # The formats of checkpoints that values of --quantization mean; some name a kernel, too.
 _FORMATS = {
     "awq": ["awq"],
@@ -153,6 +193,8 @@ QUANTIZATION = Means(
     keys=("model.checkpoint_formats", "model.quantization", "model.load_format"),
     reads=_of_quantization,
     writes=_to_quantization,
+    how="the checkpoint must have this format; fp8_per_channel and int8_per_channel_weight_only "
+    "round while it loads; others are refused",
 )
 LOAD_FORMAT = Sets(
     key="model.load_format",

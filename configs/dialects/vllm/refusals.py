@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
-from remora.configs.dialects.vllm.engine_values import LOCAL, NUMA
-from remora.configs.dialects.vllm.json_options import MEDIA_LIMITS
+from remora.configs.dialects.vllm.engine_values import EXPERTS, LOCAL, NUMA
 
 _TLS = Refused("Serve's proxy serves plain HTTP; end TLS in a proxy in front of it")
 _CONTEXT = Refused("not yet: context parallelism", off=(1,))
@@ -198,9 +197,7 @@ PARALLEL: Mapping[str, Rule] = {
     "--cp-kv-cache-interleave-size": _CONTEXT,
     "--prefill-context-parallel-size": _CONTEXT,
     "--enable-hc-sp": not_yet("sequence parallelism"),
-    "--enable-expert-parallel": Refused(
-        "not yet: expert parallelism; without it --tensor-parallel-size divides experts too"
-    ),
+    "--enable-expert-parallel": EXPERTS,
     "--enable-batch-sharded-sampling": NoEffect("rank 0 samples; same outputs"),
     "--ubatch-size": Refused("not offered: overlapping compute and communication", off=(1,)),
     "--ray-workers-use-nsight": Refused("not offered: Nsight; profile with debug.profile_dir"),
@@ -243,7 +240,6 @@ ENGINE: Mapping[str, Rule] = {
     "--monokernel": _KERNELS,
     "--kernel-config": _KERNELS,
     "--linear-backend": _PRODUCTS,
-    "--limit-mm-per-prompt": MEDIA_LIMITS,
     "--lora-dtype": NoEffect(
         "adapters are computed in the model's format",
         only=("auto",),
@@ -277,4 +273,49 @@ OBSERVING: Mapping[str, Rule] = {
     "--aggregate-engine-logging": NoEffect("each replica logs its own line"),
 }
 
-RULES: Mapping[str, Rule] = {**HTTP, **MODEL, **PARALLEL, **ENGINE, **OBSERVING}
+_MEDIA = NoEffect(
+    "images, video and audio are not read yet: text is served, and requests with others get "
+    "HTTP 400"
+)
+# What only tunes how media are read; arguments that need media to be read are refused.
+MEDIA: Mapping[str, Rule] = dict.fromkeys(
+    (
+        "--limit-mm-per-prompt",
+        "--allowed-local-media-path",
+        "--allowed-media-domains",
+        "--media-io-kwargs",
+        "--mm-processor-kwargs",
+        "--mm-processor-cache-gb",
+        "--mm-processor-cache-type",
+        "--mm-hasher-algorithm",
+        "--mm-shm-cache-max-object-size-mb",
+        "--mm-encoder-tp-mode",
+        "--mm-encoder-attn-backend",
+        "--mm-encoder-attn-dtype",
+        "--mm-encoder-fp8-scale-path",
+        "--mm-encoder-fp8-scale-save-margin",
+        "--interleave-mm-strings",
+        "--skip-mm-profiling",
+        "--video-pruning-rate",
+        "--video-pruning-method",
+        "--mm-tensor-ipc",
+        "--mm-processor-device",
+        "--mm-ipc-gpu-memory-gb",
+        "--mm-device-do-normalize",
+        "--disable-chunked-mm-input",
+        "--ec-manager-config",
+    ),
+    _MEDIA,
+)
+# Arguments of older releases, which commands in use still have.
+FORMER: Mapping[str, Rule] = {
+    "--swap-space": NoEffect("preempted requests are computed again; vLLM dropped it too"),
+    "--enable-reasoning": NoEffect("the reasoning parser is on where the template has reasoning"),
+    "--num-scheduler-steps": NoEffect("the next step is planned while one runs (engine.overlap)"),
+    "--use-v2-block-manager": NoEffect("there is one manager of pages"),
+    "--max-num-partial-prefills": NoEffect("any number of prompts may be in progress"),
+    "--lora-extra-vocab-size": Refused("adapters cannot add tokens", off=(256,)),
+    "--disable-frontend-multiprocessing": NoEffect("HTTP and engine share a replica's process"),
+}
+
+RULES: Mapping[str, Rule] = {**FORMER, **MEDIA, **HTTP, **MODEL, **PARALLEL, **ENGINE, **OBSERVING}

@@ -77,7 +77,7 @@ MODEL: Mapping[str, Rule] = {
     "--seed": Sets(key="engine.random_seed"),
     "--max-model-len": model_values.LENGTH,
     "--quantization": model_values.QUANTIZATION,
-    "--hf-overrides": Sets(key="model.config_overrides"),
+    "--hf-overrides": model_values.CONFIG,
     "--model-impl": Sets(
         key="model.impl",
         table={"auto": "auto", "vllm": "remora", "transformers": "transformers"},
@@ -168,7 +168,22 @@ OBSERVING: Mapping[str, Rule] = {
     "--watchdog-config": json_options.WATCHDOG,
 }
 
-RULES: Mapping[str, Rule] = {**refusals.RULES, **HTTP, **MODEL, **ENGINE, **OBSERVING}
+# Arguments of older releases that set keys.
+FORMER: Mapping[str, Rule] = {
+    "--task": model_values.TASK,
+    "--device": Sets(key="engine.device"),
+    "--guided-decoding-backend": Sets(
+        key="grammar.backend",
+        table={"xgrammar": "xgrammar", "outlines": "outlines"},
+        strict=True,
+        unset=dict.fromkeys(("auto", "guidance"), "xgrammar supports the same constraints"),
+    ),
+    "--max-seq-len-to-capture": Sets(key="engine.graph_max_tokens"),
+    "--rope-scaling": model_values.rope("rope_scaling"),
+    "--rope-theta": model_values.rope("rope_theta"),
+}
+
+RULES: Mapping[str, Rule] = {**FORMER, **refusals.RULES, **HTTP, **MODEL, **ENGINE, **OBSERVING}
 
 VLLM = Dialect(
     system="vllm",

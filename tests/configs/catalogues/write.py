@@ -5,7 +5,8 @@
 
 The release may be a wheel (`pip download vllm==0.33.0 --no-deps`) or a folder into which it is
 installed. Names, types, defaults and allowed values come from the release; subjects and meanings
-are remora's own and stay. A new parameter is written without them, and a test names it.
+are remora's own and stay. A new parameter is written without them, and a test names it. Former
+parameters, which older commands have, are `additional` rows, and stay too.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def rows(system: str, path: Path) -> list[dict[str, Any]]:
                 "summary": own.get("summary", ""),
             }
         )
-    return found
+    return [*found, *(row for row in known.values() if row.get("additional"))]
 
 
 def page(written: list[dict[str, Any]]) -> str:
