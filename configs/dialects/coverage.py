@@ -97,9 +97,11 @@ _INTRODUCTION = """# Parameters of other servers
 <!-- Written by `remora config coverage --format markdown`; a test compares. -->
 
 remora accepts the configuration of SGLang, LightLLM, RTP-LLM, vLLM and Ray Serve LLM and the
-backend server's JSON. Each parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
-refused with the reason; none is silently ignored. Of a refused parameter, the values that turn the
-feature off are accepted, and the other server's default. For usage see [dialects.md](dialects.md).
+backend server's JSON. Each parameter is exact (same meaning), approximate (the difference is
+stated), without effect here, or refused with the reason; none is silently ignored. Of a refused
+parameter, the values that turn the feature off are accepted, and the other server's default.
+`engine_kwargs` of Ray Serve LLM are vLLM's arguments. For usage see [dialects.md](dialects.md) and
+[migrating.md](migrating.md).
 """
 
 
