@@ -165,6 +165,12 @@ ATTENTION = Means(
 
 # constrained output, pooling
 
+
+def _of_parser(value: Any) -> Settings:
+    found = REASONING.read(value, {}) if value else None
+    return found.settings if isinstance(found, Effect) else {}
+
+
 GRAMMAR = _object(
     {
         "backend": _key(
@@ -173,7 +179,7 @@ GRAMMAR = _object(
         ),
         "disable_any_whitespace": _key("grammar.json_compact"),
         "disable_additional_properties": _off("schemas mean what they say"),
-        "reasoning_parser": lambda value: REASONING.reads(value, {}).settings if value else {},
+        "reasoning_parser": _of_parser,
         "reasoning_parser_plugin": _off("parsers from outside the package are not loaded"),
         "enable_in_reasoning": _off("constraints begin after the reasoning"),
     },

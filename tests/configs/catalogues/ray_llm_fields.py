@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.configs.catalogues.sources import Fact, Sources, default_of, kind_of, type_of
 
@@ -87,7 +88,8 @@ def _described(sources: Sources) -> Iterator[Fact]:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
     for name in re.findall(r"`(\w+)`", texts["deployment_config"]):
-        kind, default = "json", None
+        kind = "json"
+        default: Any = None
         if name in known:
             kind = type_of(kind_of(sources, "ray.serve._private.config", known[name].annotation))[0]
             default = default_of(sources, "ray.serve._private.config", known[name].value)

@@ -97,7 +97,9 @@ def _fact(
     name = max(flags, key=lambda flag: (flag.startswith("--"), -flags.index(flag)))
     aliases = tuple(flag for flag in flags if flag != name)
     written: dict[str, ast.expr] = {}
-    kind, default, choices = "str", None, None
+    kind = "str"
+    default: Any = None
+    choices: tuple[Any, ...] | None = None
     for keyword in call.keywords:
         parts = [(keyword.arg, keyword.value)]
         if keyword.arg is None and isinstance(keyword.value, ast.Dict):
