@@ -39,6 +39,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "admin_api_key",
             "playground",
             "reasoning_field",
+            "template_variables",
             "stream_text",
             "stream_interval_tokens",
             "chunk_per_token",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from remora.configs.dialects.ray_serve_llm.files import as_our_file
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
 from remora.configs.dialects.translate import ParameterReport
 from remora.configs.errors import ConfigError
@@ -132,14 +133,22 @@ def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
 
 
 def load_serve_file(
-    path: Path, also: type[BaseModel] | None = None, overrides: Sequence[Override] = ()
+    path: Path,
+    also: type[BaseModel] | None = None,
+    overrides: Sequence[Override] = (),
+    *,
+    is_ray_serve_llm: bool = False,
 ) -> ServeFile:
     """Read and validate a Serve config file. Raises ConfigError with one line per fault.
 
+    Applications of Ray Serve LLM's builder are taken as this dialect's.
+
     also:       another schema to validate the whole file against, such as Ray Serve's
     overrides:  values that override the file's (`value_sources.py`)
+    is_ray_serve_llm:  whether a file without applications has the arguments of that builder
     """
     document = parse_yaml(read_text(path), str(path))
+    document = as_our_file(document, IMPORT_PATH, is_bare=is_ray_serve_llm)
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{document.locate((), False)}expected the keys of a Serve config file, including "

@@ -6,12 +6,12 @@ Both may be in one mapping, or under `optimization` and `pipeline`. Nested keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from remora.configs.dialects import lora_entries, speculation
 from remora.configs.dialects.catalogue import catalogue
-from remora.configs.dialects.dialect import Dialect, Flat
+from remora.configs.dialects.dialect import Dialect, Flat, dotted
 from remora.configs.dialects.rules import (
     UNSAID,
     Effect,
@@ -43,20 +43,11 @@ def flatten(data: Mapping[str, Any]) -> Flat:
     found: dict[str, tuple[KeyPath, Any]] = {}
     for key, value in data.items():
         is_document = key in _DOCUMENTS and isinstance(value, Mapping)
-        for name, path, part in _parts(value if is_document else {key: value}, ()):
-            found[name] = ((key, *path) if is_document else path, part)
+        parts = (
+            dotted("backend", value, (key,)) if is_document else dotted("backend", {key: value}, ())
+        )
+        found |= dict(parts)
     return found
-
-
-def _parts(data: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[str, KeyPath, Any]]:
-    for key, value in data.items():
-        own: KeyPath = (*path, key)
-        name = ".".join(map(str, own))
-        has_parts = any(known.startswith(f"{name}.") for known in catalogue("backend"))
-        if isinstance(value, Mapping) and has_parts:
-            yield from _parts(value, own)
-        else:
-            yield name, own, value
 
 
 def _of_version(value: str, given: Mapping[str, Any]) -> Effect:

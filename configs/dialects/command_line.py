@@ -20,11 +20,12 @@ from remora.configs.dialects.catalogue import (
     spellings,
 )
 from remora.configs.dialects.values import is_bool_text
+from remora.configs.dialects.vllm.options import command_line, options
 from remora.configs.errors import ConfigError
 from remora.configs.positions import Document, parse_yaml, read_text
 from remora.configs.validation_messages import shown
 
-_CONFIG_FILE = "config"  # SGLang's option that names a YAML file
+_CONFIG_FILE = "config"  # option of SGLang and vLLM that names a YAML file
 
 
 def read_command_line(
@@ -41,9 +42,11 @@ def read_command_line(
     """
     if system == "backend":
         return _read_documents(tokens, {} if documents is None else documents)
-    given = _options(system, _without_launcher(tokens))
-    if system == "sglang":
-        given = _with_file(given, {} if documents is None else documents)
+    if system == "ray_serve_llm":
+        raise ConfigError("expected a YAML file; Ray Serve LLM has no command line")
+    given = _options(system, options(tokens) if system == "vllm" else _without_launcher(tokens))
+    if system in ("sglang", "vllm"):
+        given = _with_file(system, given, {} if documents is None else documents)
     if system == "rtp_llm":
         named = {plain(name) for name in given}
         for parameter in catalogue(system).values():
@@ -55,6 +58,8 @@ def read_command_line(
 
 def write_command_line(system: System, values: Mapping[str, Any]) -> list[str]:
     """Return the command line for `values`, by catalogue name."""
+    if system == "vllm":
+        return command_line(values)
     tokens = []
     for name, value in values.items():
         parameter = catalogue(system)[name]
@@ -132,8 +137,10 @@ def _find(system: System, name: str) -> Parameter | None:
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[str, Any]:
-    """Add the options of SGLang's `--config` file, which the command line overrides."""
+def _with_file(
+    system: System, given: dict[str, Any], documents: dict[str, Document]
+) -> dict[str, Any]:
+    """Add the options of the `--config` file, which the command line overrides."""
     written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
     if written is None:
         return given
@@ -146,14 +153,16 @@ def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[st
             f"/models/llama; found {shown(data)}"
         )
     del given[written]
-    own = {_canonical(name) for name in given}
-    below = {str(name): value for name, value in data.items() if _canonical(str(name)) not in own}
+    own = {_canonical(system, name) for name in given}
+    below = {
+        str(name): value for name, value in data.items() if _canonical(system, str(name)) not in own
+    }
     documents |= dict.fromkeys(below, document)
     return {**below, **given}
 
 
-def _canonical(name: str) -> str:
-    parameter = spellings("sglang").get(plain(name))
+def _canonical(system: System, name: str) -> str:
+    parameter = spellings(system).get(plain(name))
     return parameter.name if parameter is not None else name
 
 

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from remora.configs.dialects.command_line import write_command_line
 from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.ray_serve_llm.files import serve_file
 from remora.configs.dialects.rules import Settings
 from remora.configs.dialects.translate import translate
 from remora.configs.dialects.values import WrongValue, coerce
@@ -62,10 +65,12 @@ def settings_of(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(dialect: Dialect, values: Mapping[str, Any]) -> str:
-    """Return `values` in the server's format: a command line, or JSON.
+    """Return `values` in the server's format: a command line, JSON, or a Serve config file.
 
     A command line leaves out switches that are off and that it can only turn on.
     """
+    if dialect.system == "ray_serve_llm":
+        return yaml.safe_dump(serve_file(values), sort_keys=False).rstrip()
     if dialect.system != "backend":
         return shlex.join(write_command_line(dialect.system, values))
     nested: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Report the support for each of the 471 parameters, and the test that observes its effect.
+"""Report the support for each parameter, and the test that observes its effect.
 
 Generated from the dialects' rules.
 """
@@ -81,7 +81,7 @@ def parameters_page() -> str:
     rows = coverage()
     parts = [_INTRODUCTION, counts_table(rows), ""]
     for dialect in DIALECTS.values():
-        parts.append(f"## {dialect.title}\n")
+        parts.append(f"## {dialect.name}\n")
         parts.append("| parameter | values | here | |\n|---|---|---|---|")
         for row in rows:
             if row.system == dialect.system:
@@ -96,10 +96,12 @@ _INTRODUCTION = """# Parameters of other servers
 
 <!-- Written by `remora config coverage --format markdown`; a test compares. -->
 
-remora accepts the configuration of SGLang, LightLLM and RTP-LLM and the backend server's JSON. Each
-parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
-refused with the reason; none is silently ignored. Of a refused parameter, the values that turn the
-feature off are accepted, and the other server's default. For usage see [dialects.md](dialects.md).
+remora accepts the configuration of SGLang, LightLLM, RTP-LLM, vLLM and Ray Serve LLM and the
+backend server's JSON. Each parameter is exact (same meaning), approximate (the difference is
+stated), without effect here, or refused with the reason; none is silently ignored. Of a refused
+parameter, the values that turn the feature off are accepted, and the other server's default.
+`engine_kwargs` of Ray Serve LLM are vLLM's arguments. For usage see [dialects.md](dialects.md) and
+[migrating.md](migrating.md).
 """
 
 
@@ -130,10 +132,12 @@ def _state(rule: Rule) -> State:
 _KINDS = {
     "bool": "true, false",
     "int": "whole number",
+    "count": "whole number, also as 8k or 8K",
     "float": "number",
     "str": "text",
     "path": "path",
     "json": "JSON",
+    "any": "text or JSON",
 }
 
 

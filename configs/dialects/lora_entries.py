@@ -20,7 +20,7 @@ def of_texts(value: Sequence[str], given: Mapping[str, Any]) -> Effect:
     entries, how = [], ""
     for text in value:
         if text.lstrip().startswith("{"):
-            entries.append(_of_object(_parsed(text)))
+            entries.append(_of_object(parsed(text)))
             continue
         name, equals, path = text.partition("=")
         if not equals:
@@ -51,7 +51,8 @@ def to_objects(settings: Settings) -> Any:
     return [{"id": entry["name"], "path": entry["path"]} for entry in settings["lora.adapters"]]
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
+    """Return the object that a text means. Raises Refusal."""
     try:
         return json.loads(text)
     except ValueError as error:

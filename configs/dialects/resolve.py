@@ -16,6 +16,8 @@ from typing import Any, cast
 
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, System
+from remora.configs.dialects.common_keys import shared
+from remora.configs.dialects.dialect import Dialect, Flat
 from remora.configs.dialects.translate import ParameterReport, translate
 from remora.configs.errors import ConfigError
 from remora.configs.profiles import PROFILES
@@ -88,7 +90,34 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
             f"{name}'s parameters to values"
         )
     dialect = DIALECTS[cast("System", name)]
-    written = dialect.flatten(data)
+    own = {key: value for key, value in args.items() if key not in (DIALECT, ARGS)}
+    models = dialect.models(data)
+    found = [
+        _translated(dialect, written, own, locate, prefix, index if len(models) > 1 else None)
+        for index, written in enumerate(models)
+    ]
+    if len(found) == 1:
+        return found[0]
+    common, several = shared([one.args for one in found])
+    return Resolved(
+        args={**over_sections(common, own), MODELS: several},
+        lines=tuple(line for one in found for line in one.lines),
+        origins={key: path for one in found for key, path in one.origins.items()},
+    )
+
+
+def _translated(
+    dialect: Dialect,
+    written: Flat,
+    own: Mapping[str, Any],
+    locate: Locate,
+    prefix: KeyPath,
+    index: int | None,
+) -> Resolved:
+    """Translate the parameters of a model; `own` sections override them.
+
+    index:  of the model, if there are several
+    """
     paths: dict[str, KeyPath] = {
         each: (*prefix, ARGS, *path) for each, (path, _) in written.items()
     }
@@ -97,15 +126,14 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
         {each: value for each, (_, value) in written.items()},
         lambda each: locate(paths[each], True),
     )
-    own = {key: value for key, value in args.items() if key not in (DIALECT, ARGS)}
+    place = prefix if index is None else (*prefix, MODELS, index)
     origins = {
-        (*prefix, *key.split(".", 1)): paths[each]
+        (*place, *key.split(".", 1)): paths[each]
         for key, each in meant.origins.items()
         if not _holds(own, *key.split(".", 1))
     }
-    return Resolved(
-        args=over_sections(meant.args, own), http=meant.http, lines=meant.lines, origins=origins
-    )
+    settings = over_sections(meant.args, own) if index is None else meant.args
+    return Resolved(args=settings, http=meant.http, lines=meant.lines, origins=origins)
 
 
 def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:

@@ -20,7 +20,7 @@ from remora.configs.validation_messages import nearest, shown
 
 HTTP = "http"  # pseudo-section for Serve's http_options
 
-_SECRET = frozenset({"http.api_key", "http.admin_api_key"})
+_SECRET = frozenset({"http.api_key", "http.admin_api_key", "model.hub_token"})
 
 
 class State(StrEnum):
@@ -177,7 +177,7 @@ def _unknown(dialect: Dialect, written: str, value: Any) -> str:
         if near is not None
         else f"`remora config coverage --system {dialect.system}` lists what is known"
     )
-    return f"{written} = {shown(value)}: {dialect.title} has no such parameter; {hint}"
+    return f"{written} = {shown(value)}: {dialect.name} has no such parameter; {hint}"
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _NOTHING = frozenset({"none", "null", "nil"})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", re.IGNORECASE)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -64,8 +65,10 @@ def _of_type(parameter: Parameter, kind: str, value: Any) -> Any:
     readers: dict[str, Callable[[Any], Any]] = {
         "bool": _bool,
         "int": _int,
+        "count": _count,
         "float": _float,
         "json": _json,
+        "any": lambda each: each,
     }
     reader: Callable[[Any], Any] = readers.get(kind, _text)
     return reader(value)
@@ -108,6 +111,17 @@ def _int(value: Any) -> int:
         except ValueError:
             pass
     raise WrongValue("expected a whole number")
+
+
+def _count(value: Any) -> int:
+    """Read a whole number, also as 8k (thousands) or 8K (1024s); auto is -1."""
+    if isinstance(value, str):
+        if value.lower() == "auto":
+            return -1
+        if match := _COUNT.fullmatch(value.strip()):
+            base = 1000 if match[2].islower() else 1024
+            return int(float(match[1]) * base ** _POWERS[match[2].upper()])
+    return _int(value)
 
 
 def _float(value: Any) -> float:

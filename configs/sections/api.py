@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -67,6 +67,10 @@ class ApiSection(Section):
 
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     """Field of chat responses that holds the reasoning; both = it is sent in both fields."""
+
+    template_variables: dict[Name, Any] = Field(default_factory=dict)
+    """Variables of the chat template for requests that do not set them (`chat_template_kwargs`,
+    `reasoning_effort`), such as {enable_thinking: false}."""
 
     generate_dialect: Literal["auto", "sglang", "tgi", "lightllm"] = "auto"
     """API that /generate speaks. auto = detected from each body (text or input_ids: SGLang; inputs:

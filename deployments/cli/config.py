@@ -158,7 +158,7 @@ def coverage(
         str, typer.Option("--format", help="Output format: table, json or markdown.")
     ] = "table",
 ) -> None:
-    """Show how remora handles each parameter of the four servers whose options it accepts."""
+    """Show how remora handles each parameter of the servers whose options it accepts."""
     from remora.configs.dialects.catalogue import SYSTEMS
     from remora.configs.dialects.coverage import counts_table, parameters_page
     from remora.configs.dialects.coverage import coverage as rows_of
@@ -182,7 +182,11 @@ def coverage(
 def convert(
     target: Targets = None,
     source: Annotated[
-        str, typer.Option("--from", help="Source: remora, sglang, lightllm, rtp_llm or backend.")
+        str,
+        typer.Option(
+            "--from",
+            help="Source: remora, vllm, ray_serve_llm, sglang, lightllm, rtp_llm or backend.",
+        ),
     ] = "remora",
     to: Annotated[str, typer.Option(help="Destination, one of the same.")] = "remora",
 ) -> None:

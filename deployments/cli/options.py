@@ -22,7 +22,8 @@ Targets = Annotated[
 Dialect = Annotated[
     str | None,
     typer.Option(
-        help="Read another server's options: sglang, lightllm, rtp_llm, or backend (JSON files)."
+        help="Read another server's options: vllm, sglang, lightllm, rtp_llm, ray_serve_llm (a YAML "
+        "file), or backend (JSON files)."
     ),
 ]
 Settings = Annotated[

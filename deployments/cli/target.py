@@ -23,6 +23,7 @@ from remora.configs.value_sources import Override, over
 from remora.deployments.cli.terminal import Failure
 
 _MAX_PORT = 65_535
+RAY_SERVE_LLM = "ray_serve_llm"  # its configurations are files only
 
 
 def read_target(
@@ -46,6 +47,8 @@ def read_models(
 def _read(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
+    if dialect == RAY_SERVE_LLM:
+        return _read_file(target, overrides, is_ray_serve_llm=True)
     if dialect is not None:
         documents: dict[str, Document] = {}
         resolved = _of_command_line(dialect, target, documents)
@@ -62,12 +65,25 @@ def _read(
         )
     (name,) = target
     if name.endswith((".yaml", ".yml")):
-        from ray.serve.schema import ServeDeploySchema
-
-        file = load_serve_file(Path(name), also=ServeDeploySchema, overrides=overrides)
-        return file.raw, file.lines, dict(file.models)
+        return _read_file(target, overrides)
     raw = config_of_model(name)
     return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
+
+
+def _read_file(
+    target: Sequence[str], overrides: Sequence[Override], *, is_ray_serve_llm: bool = False
+) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
+    from ray.serve.schema import ServeDeploySchema
+
+    if len(target) != 1:
+        raise Failure(f"expected one YAML file, found {' '.join(target) or 'none'}")
+    file = load_serve_file(
+        Path(target[0]),
+        also=ServeDeploySchema,
+        overrides=overrides,
+        is_ray_serve_llm=is_ray_serve_llm,
+    )
+    return file.raw, file.lines, dict(file.models)
 
 
 def _check_port(resolved: Resolved, documents: Mapping[str, Document]) -> None:

@@ -123,7 +123,8 @@ async def render(
     tokenizer = server.tokenizer
     tools = template_tools(tool_use_of(options))
     documents = options.documents or None
-    variables = template_variables(tokenizer, options)
+    own = server.config.api.template_variables
+    variables = {**own, **template_variables(tokenizer, options)}
     num_chars = sum(message.num_chars for message in messages)
     num_chars += sum(len(str(given)) for given in (tools, documents) if given)
     if not is_cut:

@@ -53,6 +53,67 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("backend", "type"): "llm",
     ("backend", "optimisations.attention_caching.extra_params"): {},
 }
+_DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
+_SCALING = "deployment_config.autoscaling_config."
+SAMPLES |= {
+    ("vllm", name): value
+    for name, value in {
+        "--api-key": ["env:KEY"],
+        "--allowed-origins": ["https://chat.example.com"],
+        "--allowed-headers": ["authorization"],
+        "--served-model-name": ["name"],
+        "--lora-modules": ["a=/adapters/a"],
+        "--lora-target-modules": ["q_proj"],
+        "--max-lora-rank": 32,
+        "--block-size": 32,
+        "--kv-cache-dtype-skip-layers": ["1"],
+        "--override-generation-config": {"temperature": 0.5},
+        "--generation-config": "vllm",
+        "--model-loader-extra-config": {"enable_multithread_load": True, "num_threads": 4},
+        "--pooler-config": {"pooling_type": "CLS"},
+        "--hf-overrides": {"rope_theta": 1e6},
+        "--default-chat-template-kwargs": {"enable_thinking": False},
+        "--compilation-config": {"cudagraph_capture_sizes": [1, 2]},
+        "--attention-config": {"flash_attn_version": 3},
+        "--structured-outputs-config": {"backend": "outlines"},
+        "--logging-config": {"log_level": "DEBUG"},
+        "--custom-histogram-buckets": {"request_latency": [1.0, 2.0]},
+        "--kv-events-config": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"},
+        "--profiler-config": {"profiler": "torch", "torch_profiler_dir": "/traces"},
+        "--watchdog-config": {"dump_dir": "/dumps", "timeout": 100},
+        "--speculative-config": _DRAFTS,
+        "--max-num-seqs": 32,
+        "--max-num-batched-tokens": 4096,
+        "--tool-call-parser": "hermes",
+        "--reasoning-parser": "qwen3",
+        "--master-port": 29_500,
+        "--gpu-memory-utilization": 0.5,
+        "--h11-max-incomplete-event-size": 16_384,
+        "--h11-max-header-count": 128,
+        "--optimization-level": "0",
+    }.items()
+}
+SAMPLES |= {
+    ("ray_serve_llm", name): value
+    for name, value in {
+        "model_loading_config.model_source": "/other",
+        "llm_engine": "vLLM",
+        "accelerator_type": "H100",
+        "placement_group_config.bundle_per_worker": {"CPU": 2, "GPU": 1},
+        "placement_group_config.bundles": [{"CPU": 2, "GPU": 1}],
+        "lora_config.dynamic_lora_loading_path": "s3://bucket/adapters",
+        "deployment_config.num_replicas": "3",
+        "deployment_config.ray_actor_options": {"num_cpus": 2},
+        "deployment_config.logging_config": {"log_level": "DEBUG"},
+        "deployment_config.request_router_config": {
+            "request_router_class": "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
+        },
+        "ingress_deployment_config": {"num_replicas": 2},
+        "runtime_env": {"env_vars": {"VLLM_USE_V1": "1"}},
+        f"{_SCALING}min_replicas": 2,
+        f"{_SCALING}look_back_period_s": 20.0,
+    }.items()
+}
 # Parameters that count only beside others.
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("sglang", "--log-requests-level"): {"--log-requests": True},
@@ -115,6 +176,39 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 
+COMPANIONS |= {
+    ("vllm", name): given
+    for name, given in {
+        "--allowed-headers": {"--allowed-origins": ["https://chat.example.com"]},
+        "--allow-credentials": {"--allowed-origins": ["https://chat.example.com"]},
+        "--enable-log-outputs": {"--enable-log-requests": True},
+        "--safetensors-prefetch-num-threads": {"--safetensors-load-strategy": "prefetch"},
+        "--max-num-active-seqs": {"--max-num-seqs": 64},
+        "--spec-method": {"--spec-model": "/draft"},
+        "--spec-tokens": {"--spec-method": "ngram"},
+        "--nnodes": {"--tensor-parallel-size": 6},
+        "--master-port": {"--tensor-parallel-size": 2},
+        "--numa-bind-nodes": {"--tensor-parallel-size": 1},
+        "--distributed-timeout-seconds": {"--tensor-parallel-size": 2},
+        "--cpu-distributed-timeout-seconds": {"--tensor-parallel-size": 2},
+    }.items()
+}
+COMPANIONS[("ray_serve_llm", "placement_group_config.strategy")] = {
+    "engine_kwargs.tensor_parallel_size": 2
+}
+COMPANIONS |= {
+    ("ray_serve_llm", f"{_SCALING}{name}"): {f"{_SCALING}max_replicas": 8}
+    for name in (
+        "min_replicas",
+        "initial_replicas",
+        "target_ongoing_requests",
+        "look_back_period_s",
+        "upscale_delay_s",
+        "downscale_delay_s",
+        "downscale_to_zero_delay_s",
+    )
+}
+
 
 def values(parameter: Parameter) -> list[Any]:
     """Return values that are not the default, the likeliest to be taken first."""
@@ -132,10 +226,10 @@ def _of_type(kind: str, default: Any) -> list[Any]:
         return [_of_type(kind[5:-1], None)[:1]]
     if kind == "bool":
         return [not default, bool(default)]
-    if kind == "int":
+    if kind in ("int", "count"):
         return [3 if default in (None, 0, 1, -1) else default + 1, 16, 1]
     if kind == "float":
         return [0.5 if default != 0.5 else 0.25, 2.0]
-    if kind == "json":
+    if kind in ("json", "any"):
         return [{"some": "value"}]
     return ["/some/path" if kind == "path" else "something"]

@@ -1,4 +1,4 @@
-"""Command lines and files as the documentation of the four servers shows them."""
+"""Command lines and files as the documentation of the servers shows them."""
 
 from __future__ import annotations
 

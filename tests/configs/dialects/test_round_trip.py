@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,19 @@ KEPT: dict[System, dict[str, list[str]]] = {
         "engine": [*ENGINE, "prefill_chunk_tokens", "graph_max_rows"],
         "parallel": ["tp_size"],
     },
+    "vllm": {
+        "model": ["path", "context_length", "dtype"],
+        "engine": ["prefix_cache", "overlap", "max_running_requests", "page_size"],
+        "parallel": ["tp_size", "num_replicas"],
+        "metrics": ["log_level"],
+        "http": ["port", "host"],
+    },
+    "ray_serve_llm": {
+        "model": ["context_length", "dtype"],
+        "engine": ["prefix_cache", "overlap", "max_running_requests", "page_size"],
+        "parallel": ["tp_size", "num_replicas"],
+        "metrics": ["log_level"],
+    },
 }
 
 
@@ -109,11 +123,13 @@ def test_what_is_written_is_read_as_the_same(system: System, data: st.DataObject
     values = {
         name: value
         for name, value in convert(DIALECTS[system], data.draw(SETTINGS)).values.items()
-        if value is not False or system in ("rtp_llm", "backend")  # others only turn things on
+        if value is not False or system not in ("sglang", "lightllm")  # only turn things on
     }
     text = written(DIALECTS[system], values)
     if system == "backend":
         read: dict[str, Any] = json.loads(text)
+    elif system == "ray_serve_llm":
+        read = yaml.safe_load(text)["applications"][0]["args"]
     else:
         read = read_command_line(system, shlex.split(text), {})
     again = DIALECTS[system].flatten(read)

@@ -32,6 +32,7 @@ def test_another_server_s_host_and_port_are_used(tmp_path: Path) -> None:
         ("sglang", ["--model-path", model, "--port", "31000"], ("127.0.0.1", 31000)),
         ("lightllm", ["--model_dir", model, "--host", "0.0.0.0"], ("0.0.0.0", 8000)),
         ("rtp_llm", ["--checkpoint-path", model], ("0.0.0.0", 8088)),
+        ("vllm", ["vllm", "serve", model], ("0.0.0.0", 8000)),
     ):
         raw = serve_config(tokens, dialect=dialect)
         assert (raw["http_options"]["host"], raw["http_options"]["port"]) == http
@@ -110,11 +111,11 @@ def test_coverage_as_table_and_json() -> None:
     assert code == 0
     assert "tensor_parallel_size" in text
     rows = yaml.safe_load(run("config", "coverage", "--format", "json")[1])
-    assert len(rows) == 471
+    assert len(rows) == 844
     assert rows[0].keys() == {
         *("system", "name", "canonical", "state", "accepts", "reason", "test")
     }
-    assert run("config", "coverage", "--system", "vllm")[0] == 2
+    assert run("config", "coverage", "--system", "ollama")[0] == 2
 
 
 def test_rtp_llm_s_variables_alone_are_a_command_line(

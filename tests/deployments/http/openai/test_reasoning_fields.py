@@ -119,3 +119,25 @@ async def test_an_effort_that_would_change_nothing_is_refused() -> None:
 
     for response in (without, against):
         assert response.json()["error"]["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"enable_thinking": False, "custom": 1}),
+        ({"chat_template_kwargs": {"custom": 2}}, {"enable_thinking": False, "custom": 2}),
+        ({"reasoning_effort": "high"}, {"enable_thinking": True, "custom": 1}),
+    ],
+)
+@pytest.mark.observes("api.template_variables")
+async def test_the_operator_s_variables_give_way_to_the_request_s(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    own = {"enable_thinking": False, "custom": 1}
+    server = make_server("4", *own, reasoning_parser="none", template_variables=own)
+
+    response = await post(server, **fields)
+
+    assert response.status_code == 200, response.text
+    rendered = server.tokenizer.rendered[0]
+    assert {name: rendered[name] for name in own} == expected

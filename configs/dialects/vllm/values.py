@@ -1,0 +1,189 @@
+"""Rules for vLLM's arguments whose values are not simply the value of a key.
+
+`_of_x` reads a value, given all arguments; `_to_x` writes the value for settings. Arguments in JSON
+are in `json_options.py`, those of speculation in `drafts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remora.configs.dialects import lora_entries
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Effect,
+    Harmless,
+    Means,
+    Refusal,
+    Sets,
+    Settings,
+)
+
+# HTTP
+
+
+def _of_keys(value: Sequence[str], given: Mapping[str, Any]) -> Settings:
+    if len(value) == 1 and str(value[0]).startswith(("env:", "file:")):
+        return {"api.api_key": value[0]}
+    raise Refusal(
+        "secrets must not be in a configuration; put the keys into a file, one on each line, and "
+        "write file:/path, or one into a variable and write env:NAME"
+    )
+
+
+def _to_keys(settings: Settings) -> Any:
+    key = settings.get("api.api_key")
+    return [key] if key else UNSAID
+
+
+KEYS = Means(keys=("api.api_key",), reads=_of_keys, writes=_to_keys)
+
+_ORIGINS, _HEADERS, _CREDENTIALS = "--allowed-origins", "--allowed-headers", "--allow-credentials"
+
+
+def _of_cors(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    """Read all of CORS from each of its arguments: remora has one key."""
+    if not given.get(_ORIGINS):
+        return Harmless(f"it has no effect without {_ORIGINS}")
+    if not all(isinstance(given.get(name) or [], list) for name in (_ORIGINS, _HEADERS)):
+        raise Refusal('expected a list as JSON, such as ["https://chat.example.com"]')
+    cors = {"origins": given[_ORIGINS]}
+    if given.get(_HEADERS):
+        cors["headers"] = given[_HEADERS]
+    if given.get(_CREDENTIALS):
+        cors["credentials"] = True
+    return {"api.cors": cors}
+
+
+def cors(part: str) -> Means:
+    """Return the rule of an argument that is `part` of the key `api.cors`."""
+
+    def write(settings: Settings) -> Any:
+        found = settings.get("api.cors") or {}
+        return found.get(part) or UNSAID
+
+    return Means(keys=("api.cors",), reads=_of_cors, writes=write)
+
+
+MAX_HEADER_BYTES = Means(
+    keys=("limits.max_header_bytes",),
+    reads=lambda value, given: {"limits.max_header_bytes": min(max(value, 1024), 65_536)},
+    how="at least 1 KiB and at most 64 KiB",
+)
+ACCESS_LEVEL = "metrics.access_log_level"
+
+
+def _of_access_level(value: str, given: Mapping[str, Any]) -> Effect | Harmless:
+    if given.get("--disable-uvicorn-access-log"):
+        return Harmless("--disable-uvicorn-access-log turns the log off")
+    levels = {"critical": "ERROR", "trace": "DEBUG"}
+    return Effect(
+        {ACCESS_LEVEL: levels.get(value, value.upper())},
+        "levels end at DEBUG and ERROR" if value in levels else "",
+    )
+
+
+def _to_access_level(settings: Settings) -> Any:
+    level = settings.get(ACCESS_LEVEL)
+    return level.lower() if level else UNSAID
+
+
+ACCESS = Means(
+    keys=(ACCESS_LEVEL,),
+    reads=_of_access_level,
+    writes=_to_access_level,
+    how="of the access log; --log-level is that of the other logs",
+)
+
+# logs
+
+
+def _of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
+    return {"metrics.log_requests": "sampling" if value else "none"}
+
+
+def _to_log_requests(settings: Settings) -> Any:
+    detail = settings.get("metrics.log_requests")
+    return UNSAID if detail is None else detail != "none"
+
+
+LOG_REQUESTS = Means(
+    keys=("metrics.log_requests",),
+    reads=_of_log_requests,
+    writes=_to_log_requests,
+    how="at the end of each request: names, counts, seconds and parameters, without prompts",
+)
+
+
+def _of_log_outputs(value: bool, given: Mapping[str, Any]) -> Settings:
+    if value and not given.get("--enable-log-requests"):
+        raise Refusal("it needs --enable-log-requests, as in vLLM")
+    return {"metrics.log_responses": "full" if value else "none"}
+
+
+def _to_log_outputs(settings: Settings) -> Any:
+    is_logged = settings.get("metrics.log_requests", "none") != "none"
+    return True if is_logged and settings.get("metrics.log_responses") == "full" else UNSAID
+
+
+LOG_OUTPUTS = Means(keys=("metrics.log_responses",), reads=_of_log_outputs, writes=_to_log_outputs)
+
+
+def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:
+    return {"metrics.log_stats_period_s": None if value else 10.0}
+
+
+def _to_no_stats(settings: Settings) -> Any:
+    key = "metrics.log_stats_period_s"
+    return True if key in settings and settings[key] is None else UNSAID
+
+
+NO_STATS = Means(
+    keys=("metrics.log_stats_period_s",),
+    reads=_of_no_stats,
+    writes=_to_no_stats,
+    how="the log line only; metrics are counted",
+)
+SHUTDOWN = Sets(
+    key="api.drain_timeout_s",
+    unset={0: "a stopping replica gives running requests api.drain_timeout_s to finish"},
+    how="the requests of a replica that stops",
+)
+
+# LoRA
+
+
+def _of_modules(value: Sequence[Any], given: Mapping[str, Any]) -> Effect:
+    """Read name=path or JSON; the name of the base model is the served one."""
+    entries: list[str] = []
+    how = ""
+    for entry in value:
+        if not isinstance(entry, Mapping) and not str(entry).lstrip().startswith("{"):
+            entries.append(str(entry))
+            continue
+        parsed = entry if isinstance(entry, Mapping) else lora_entries.parsed(entry)
+        if {"base_model_name", "is_3d_lora_weight"} & parsed.keys():
+            how = "base_model_name has no effect: there is one base model"
+        path, name = parsed.get("path", ""), parsed.get("name", "")
+        entries.append(f"{name}={path}")
+    read = lora_entries.of_texts(entries, given)
+    return Effect(read.settings, read.how or how)
+
+
+MODULES = Means(
+    keys=("lora.adapters", "lora.dynamic"), reads=_of_modules, writes=lora_entries.to_texts
+)
+
+
+def _of_lora(value: bool, given: Mapping[str, Any]) -> Settings:
+    if not value and given.get("--lora-modules"):
+        raise Refusal("--lora-modules lists adapters; remove one of the two")
+    return {"lora.dynamic": value}
+
+
+LORA = Means(
+    keys=("lora.dynamic",),
+    reads=_of_lora,
+    how="also loading through the API, which vLLM allows by VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+)
