@@ -3,8 +3,9 @@
     Sources.check   is the source below `lora.roots` or `lora.repo`?
     Sources.fetch   a local folder with the files, downloaded if they are remote
 
-`source_paths.py` parses sources; `hub.py` and `remote.py` download. Knows no names of adapters,
-except those of the repo's subfolders, and not which adapters are loaded.
+`engine/sources/` parses sources and downloads; `hub.py` and `remote.py` choose an adapter's
+files. Knows no names of adapters, except those of the repo's subfolders, and not which adapters
+are loaded.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from remora.configs.environment import cache_dir
-from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
+from remora.configs.errors import (
+    AdapterNotFound,
+    ConfigError,
+    InvalidAdapter,
+    InvalidRequest,
+    Unavailable,
+)
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
-from remora.lora.files import CONFIG, WEIGHTS, check_files, resolved
-from remora.lora.remote import RemoteAdapter
-from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, retry, scrubbed
-from remora.lora.source_paths import (
+from remora.engine.sources.addresses import (
     HubRepo,
     LocalFolder,
     RemoteFolder,
@@ -33,9 +38,14 @@ from remora.lora.source_paths import (
     parse_source,
     shown,
 )
+from remora.engine.sources.faults import SourceFault, SourceMissing, SourceUnreachable
+from remora.engine.sources.retry import PAUSES_S, retry, scrubbed
+from remora.lora.files import CONFIG, WEIGHTS, check_files, resolved
+from remora.lora.remote import RemoteAdapter
 
 logger = logging.getLogger(__name__)
 
+RETRY_AFTER_S = 5.0
 _NAME = re.compile(ADAPTER_NAME)
 
 
@@ -128,12 +138,13 @@ class Sources:
             case LocalFolder(path):
                 return {folder.name: str(folder) for folder in _subfolders(path)}
             case RemoteFolder(url):
-                names = retry(
-                    lambda: RemoteAdapter(url).subfolders(),
-                    f"listing {url}",
-                    deadline=time.monotonic() + self._timeout_s,
-                    pauses_s=self._pauses_s,
-                )
+                with _faults_of_adapters():
+                    names = retry(
+                        lambda: RemoteAdapter(url).subfolders(),
+                        f"listing {url}",
+                        deadline=time.monotonic() + self._timeout_s,
+                        pauses_s=self._pauses_s,
+                    )
                 return {name: f"{url}/{name}" for name in names if _NAME.fullmatch(name)}
         return {}
 
@@ -164,7 +175,21 @@ class Sources:
             return hub.fetch(path, max_bytes=self._max_bytes)
 
         what = f"fetching {path.url if isinstance(path, RemoteFolder) else path.shown}"
-        return retry(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
+        with _faults_of_adapters():
+            return retry(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
+
+
+@contextmanager
+def _faults_of_adapters() -> Iterator[None]:
+    """Turn the faults of sources into errors of adapters."""
+    try:
+        yield
+    except SourceMissing as error:
+        raise AdapterNotFound(str(error)) from error
+    except SourceFault as error:
+        raise InvalidAdapter(str(error)) from error
+    except SourceUnreachable as error:
+        raise Unavailable(str(error), RETRY_AFTER_S) from error
 
 
 def local_folders(section: LoraSection) -> list[Path]:
