@@ -26,6 +26,7 @@ from remora.configs.errors import (
     InvalidRequest,
     Unavailable,
 )
+from remora.configs.model_names import HubModel, parse_model_name
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
 from remora.engine.sources.addresses import (
     HubRepo,
@@ -120,7 +121,7 @@ class Sources:
         errors.
         """
         try:
-            path = parse_source(source)
+            path = _parse(source)
         except ValueError as error:
             raise InvalidAdapter(f"{shown(source)} is not a valid source: {error}") from error
         if isinstance(path, LocalFolder):
@@ -151,7 +152,7 @@ class Sources:
     def stamp(self, source: str) -> str:
         """Return a text that changes with the files; "" if it cannot be determined."""
         try:
-            match parse_source(source):
+            match _parse(source):
                 case LocalFolder(path):
                     return _stamp(path)
                 case RemoteFolder(url):
@@ -203,6 +204,20 @@ def local_folders(section: LoraSection) -> list[Path]:
     return folders
 
 
+def is_remote_source(source: str) -> bool:
+    """Return whether an adapter that a configuration names is not on this machine."""
+    return not isinstance(_configured(source, "lora.adapters"), LocalFolder)
+
+
+def _parse(source: str) -> SourcePath:
+    """Parse a source; OWNER/NAME means the hub unless there is such a folder."""
+    path = parse_source(source)
+    hub = parse_model_name(source)
+    if isinstance(path, LocalFolder) and isinstance(hub, HubModel) and not path.path.exists():
+        return parse_source(f"hf://{source}")
+    return path
+
+
 def _repo_of(section: LoraSection) -> str | None:
     repo = section.repo
     if repo is None or not repo.startswith("env:"):
@@ -219,7 +234,7 @@ def _repo_of(section: LoraSection) -> str | None:
 
 def _configured(text: str, key: str) -> SourcePath:
     try:
-        path = parse_root(text) if key == "lora.roots" else parse_source(text)
+        path = parse_root(text) if key == "lora.roots" else _parse(text)
     except ValueError as error:
         raise ConfigError(f"{key}: {shown(text)} is not a valid source: {error}") from error
     if key == "lora.repo" and isinstance(path, HubRepo):

@@ -12,7 +12,8 @@ from remora.configs.value_sources import Override, of_environment, of_options
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Serve config file (.yaml), Hugging Face folder, .gguf file or built-in model name. "
+        help="Serve config file (.yaml), Hugging Face folder, .gguf file, built-in model name, or "
+        "a remote model: OWNER/NAME of the hub, s3://BUCKET/PATH. "
         "With --dialect: the other server's own options, after --."
     ),
 ]

@@ -260,6 +260,11 @@ def _explained(repo: HubRepo) -> Iterator[None]:
         raise SourceOffline("HF_HUB_OFFLINE forbids the download") from error
     except HfHubHTTPError as error:
         raise _http_fault(repo, error) from error
+    except PermissionError as error:
+        raise SourceFault(
+            f"the cache folder {cache_folder()} cannot be written ({error.strerror}); set HF_HOME "
+            "to a writable folder"
+        ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(cache_folder()).free

@@ -2,6 +2,7 @@
 
     CACHE/SOURCE/VERSION/NAME/    the files
     CACHE/SOURCE/.VERSION/        a copy that is being made
+    CACHE/SOURCE/...              files that the caller adds
     CACHE/locks/                  held by the process that makes one
 
 SOURCE is a digest. Folders are installed by a rename. Knows nothing of networks.
@@ -84,7 +85,7 @@ def install(folder: Path, fill: Callable[[Path], None], *, resumes: bool = False
 
 
 def _drop_old(home: Path, current: Path) -> None:
-    others = [version for version in home.iterdir() if version != current]
+    others = [version for version in home.iterdir() if version.is_dir() and version != current]
     others.sort(key=lambda version: version.stat().st_mtime, reverse=True)
     for old in others[_NUM_KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)

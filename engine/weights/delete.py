@@ -16,7 +16,9 @@ def delete_weights(path: Path, load_format: str = "auto") -> None:
         return
     for file in weight_files(path, load_format):
         try:
+            stored = file.resolve()
             file.unlink()
+            stored.unlink(missing_ok=True)  # in the hub's cache, the file is a link
         except OSError as error:
             logger.warning("model.delete_after_load: %s stays: %s", file, error)
         else:
