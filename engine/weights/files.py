@@ -120,8 +120,8 @@ def check_whole(file: Path) -> None:
 def check_hashes(files: list[Path]) -> None:
     """Compare files with their stored SHA-256. Raises ConfigError if one differs or is missing.
 
-    It is stored in FILE.sha256, in SHA256SUMS, in the metadata of `hf download`, or as a file's name
-    in the hub's cache.
+    It is stored in FILE.sha256, in SHA256SUMS, in the metadata of `hf download`, or as the name of
+    a file in the hub's cache.
     """
     for file in files:
         noted = _noted_hash(file)

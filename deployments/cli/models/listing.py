@@ -27,9 +27,8 @@ def models() -> None:
 
     found = cached_models(cache_dir())
     if not found:
-        answer(
-            f"no models in {cache_folder()} and {cache_dir()}; `remora pull OWNER/NAME` gets one"
-        )
+        places = f"{cache_folder()} and {cache_dir()}"
+        answer(f"no models in {places}; `remora pull OWNER/NAME` downloads one")
         return
     show_table(
         [_HEADINGS, *((each.name, human_bytes(each.num_bytes), _served_by(each)) for each in found)]

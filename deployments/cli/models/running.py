@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,25 +38,28 @@ def ps(
     if not applications:
         answer(f"Serve at {dashboard} runs no application; start one with `remora serve`")
         return
-    show_table([_HEADINGS, *(row for each in applications.values() for row in rows_of(each))])
+    load = partial(_server_load, details.get("http_options") or {})
+    rows = (row for each in applications.values() for row in rows_of(each, load))
+    show_table([_HEADINGS, *rows])
 
 
-def rows_of(application: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model of an application in Serve's status, or one without a model."""
+def rows_of(
+    application: Mapping[str, Any], server_load: Callable[[str], str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model of an application in Serve's status, or one without a model.
+
+    server_load:  returns the open requests at a route, where a single replica answers there
+    """
     name, status = str(application["name"]), str(application["status"])
     deployments = application.get("deployments") or {}
     written = application.get("deployed_app_config") or {}
     models = _models(written) if written.get("import_path") == IMPORT_PATH else {}
     for model, config in models.items():
         deployment = deployments.get(deployment_names(tuple(models))[model]) or {}
-        yield (
-            name,
-            status,
-            model,
-            config.model.path,
-            _replicas(deployment),
-            _load(deployment),
-        )
+        load = _load(deployment)
+        if load == "-" and len(models) == len(deployment.get("replicas") or ()) == 1:
+            load = server_load(str(application.get("route_prefix") or "/"))
+        yield name, status, model, config.model.path, _replicas(deployment), load
     if not models:
         found = [each for key, each in deployments.items() if key.startswith(DEPLOYMENT)]
         yield name, status, "-", "-", ", ".join(map(_replicas, found)) or "-", "-"
@@ -79,6 +83,16 @@ def _load(deployment: Mapping[str, Any]) -> str:
     measured = (deployment.get("autoscaling_detail") or {}).get("metrics") or {}
     numbers = [value for value in measured.values() if isinstance(value, int | float)]
     return f"{numbers[0]:g} requests" if numbers else "-"
+
+
+def _server_load(http: Mapping[str, Any], route_prefix: str) -> str:
+    """Return what the replica's /load reports; - if it cannot be asked without a key."""
+    host = str(http.get("host") or "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    url = f"http://{host}:{http.get('port', 8000)}{route_prefix.rstrip('/')}/load"
+    with suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return f"{httpx.get(url, timeout=_TIMEOUT_S).json()['server_load']} requests"
+    return "-"
 
 
 def _status(dashboard: str) -> dict[str, Any]:

@@ -40,7 +40,10 @@ class Hub:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        digest = hashlib.sha1()
+        for name, content in sorted(self.files.items()):
+            digest.update(b"%d %s %d " % (len(name), name.encode(), len(content)) + content)
+        return digest.hexdigest()
 
     def put(self, folder: Path) -> None:
         for file in folder.rglob("*"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,9 @@ from huggingface_hub import constants
 
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import HubModel
+from remora.engine.sources import hub as source
 from remora.engine.sources import models
+from remora.engine.sources.inventory import cached_models, remove
 from remora.engine.sources.models import Wanted, pinned
 from remora.engine.weights import resolve_model as resolver
 from remora.engine.weights.resolve_model import resolve_model
@@ -24,12 +27,13 @@ from tests.engine.sources.hub_server import OFFLINE_ADDRESS, TOKEN, Hub, point_t
 
 REPO = "me/tiny"
 SHARDS = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
-LARGE = 3 * 2**20
+LARGE = 300 * 2**10  # continues after an interruption
 
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(resolver, "_resolved", {})
+    monkeypatch.setattr(source, "_RESUMED_BYTES", LARGE)
     with serving_hub(REPO, tmp_path / "hub", monkeypatch) as hub:
         index = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
         hub.files = {
@@ -80,8 +84,10 @@ def test_a_check_refuses_before_weights_are_fetched(hub: Hub) -> None:
 
 
 def test_a_download_that_was_killed_continues(hub: Hub, tmp_path: Path) -> None:
-    hub.stops_after = 2 * 2**20
+    hub.stops_after = 200 * 2**10
     program = (
+        "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 2**16; "
+        f"from remora.engine.sources import hub; hub._RESUMED_BYTES = {LARGE}; "
         "from pathlib import Path; from remora.engine.weights.resolve_model import resolve_model; "
         f"resolve_model({REPO!r}, Path('no-cache'))"
     )
@@ -89,7 +95,7 @@ def test_a_download_that_was_killed_continues(hub: Hub, tmp_path: Path) -> None:
         [sys.executable, "-c", program],
         env=os.environ | {"HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "hub")},
     )
-    assert hub.stalled.wait(60)
+    assert hub.stalled.wait(250)
     (part,) = _wait_for_part(tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -113,8 +119,6 @@ def _wait_for_part(folder: Path) -> list[Path]:
 
 def test_a_damaged_part_is_fetched_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.engine.sources.retry.PAUSES_S", (0,))
-    import hashlib
-
     etag = hashlib.sha256(hub.files[SHARDS[0]]).hexdigest()
     part = Path(constants.HF_HUB_CACHE) / "models--me--tiny" / "blobs" / f"{etag}.part"
     part.parent.mkdir(parents=True)
@@ -127,13 +131,13 @@ def test_a_disk_that_is_too_small_is_noticed_before(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: usage._replace(free=2 * 2**20))
+    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: usage._replace(free=200 * 2**10))
 
     text = refusal()
 
     assert "me/tiny" in text
-    assert "needs 3 MiB" in text
-    assert "2 MiB free" in text
+    assert "needs 300 KiB" in text
+    assert "200 KiB free" in text
     assert "HF_HOME" in text
     assert not set(SHARDS) & set(hub.fetched)
 
@@ -232,3 +236,33 @@ def test_only_pickles_are_refused_unless_asked_for(hub: Hub) -> None:
     assert "load_format: pt" in refusal()
     assert "pytorch_model.bin" not in hub.fetched
     assert (resolve(wanted=Wanted(weights="pickles")) / "pytorch_model.bin").is_file()
+
+
+def test_caches_are_listed_and_removed_by_revision(hub: Hub, tmp_path: Path) -> None:
+    old = resolve(f"{REPO}@{hub.commit}")
+    hub.files["config.json"] = b'{"new": 1}'
+    new = resolve()
+    (new / SHARDS[1]).unlink()
+
+    found = {each.name: each for each in cached_models(tmp_path)}
+
+    assert set(found) == {REPO, f"{REPO}@{old.name[:12]}"}
+    assert (found[REPO].is_complete, found[f"{REPO}@{old.name[:12]}"].is_complete) == (False, True)
+    assert found[f"{REPO}@{old.name[:12]}"].num_bytes > LARGE
+    assert remove(HubModel("me", "tiny", new.name), tmp_path) == len(b'{"new": 1}')
+    assert (old / SHARDS[0]).is_file()
+    assert remove(HubModel("me", "tiny"), tmp_path) > LARGE
+    assert cached_models(tmp_path) == []
+    assert remove(HubModel("me", "tiny"), tmp_path) == 0
+
+
+def test_gguf_files_are_listed_and_removed_one_by_one(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"tiny-Q4_K_M.gguf": b"four", "tiny-Q8_0.gguf": b"eight"}
+    resolve(f"{REPO}:Q4_K_M")
+    resolve(f"{REPO}:Q8_0")
+
+    names = [each.name for each in cached_models(tmp_path)]
+
+    assert names == [f"{REPO}:tiny-Q4_K_M.gguf", f"{REPO}:tiny-Q8_0.gguf"]
+    assert remove(HubModel("me", "tiny", None, "Q4_K_M"), tmp_path) == len(b"four")
+    assert [each.name for each in cached_models(tmp_path)] == names[1:]
