@@ -168,7 +168,7 @@ class _NoGrammars:
 def _rehearsal(config: ServeConfig) -> ServerState | None:
     """Return a server that prepares requests; None, with a warning, if the model is unreadable."""
     try:
-        path = locate_model(config.model)
+        path = locate_model(config.model, with_weights=False)
         # This process uses no GPU, also where the replicas' `auto` finds one.
         is_named = config.engine.device != "auto"
         machine = _ANY_MACHINE if is_named else replace(_ANY_MACHINE, devices=("cpu",))

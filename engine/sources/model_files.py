@@ -78,7 +78,8 @@ def weight_files(
         )
     if ggufs := gguf_choices(names):
         raise SourceFault(
-            f"{home} holds GGUF files: name one of them, as {home}:{ggufs[0]} (it has "
+            f"{home} holds GGUF files: name one of them, as "
+            f"{home}{'/' if '://' in home else ':'}{ggufs[0]} (it has "
             f"{_listed(ggufs)})"
         )
     single = kinds[0].single

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import shutil
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from remora.configs.model_names import HubModel, UrlModel
 from remora.configs.planning.kv_budget import human_bytes
 from remora.engine.observe.progress import progress_bar
+from remora.engine.sources import modelscope
 from remora.engine.sources.addresses import HubRepo, RemoteFolder, parse_source
 from remora.engine.sources.faults import (
     SourceFault,
@@ -39,6 +41,8 @@ from remora.engine.sources.versions import digest_of, install, locked
 from remora.engine.weights.files import GGUF_PART
 
 logger = logging.getLogger(__name__)
+
+Folder = UrlFolder | modelscope.ModelScopeFolder
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _URL_NOTE = "url.txt"
@@ -70,6 +74,9 @@ def fetch_model(model: HubModel | UrlModel, cache: Path, wanted: Wanted) -> Path
     Raises ConfigError of `wanted.check`, SourceFault, SourceUnreachable.
     """
     if isinstance(model, HubModel):
+        if modelscope.is_chosen(os.environ):
+            url = modelscope.url_of_name(model)
+            return _fetch_from_url(url, cache / "models", wanted, model.file)
         return _fetch_from_hub(model, wanted)
     return _fetch_from_url(model, cache / "models", wanted)
 
@@ -85,6 +92,8 @@ def pinned(model: HubModel) -> HubModel:
 
     Without either, return it as it is: fetching it explains why.
     """
+    if modelscope.is_chosen(os.environ):  # its branches have no commit that names all files
+        return model
     from remora.engine.sources import hub
 
     repo = _repo(model)
@@ -178,29 +187,26 @@ def find_complete(folder: Path, file: str | None, weights: Weights) -> Path | No
 # -- URLs ------------------------------------------------------------------------------------
 
 
-def _fetch_from_url(model: UrlModel, cache: Path, wanted: Wanted) -> Path:
-    try:
-        address = parse_source(model.url)
-    except ValueError as error:
-        raise SourceFault(f"{model.url!r} is not a valid address: {error}") from error
-    assert isinstance(address, RemoteFolder), "names of other kinds are parsed before"
-    url, file = address.url, None
+def _fetch_from_url(model: UrlModel, cache: Path, wanted: Wanted, gguf: str | None = None) -> Path:
+    """Fetch a folder, or a GGUF file: the one at the URL, or `gguf` in the folder."""
+    url, file = model.url, gguf
     if url.endswith(".gguf"):
         url, _, file = url.rpartition("/")
-    remote = UrlFolder(url)
+    remote = _folder_at(url)
     home = cache / digest_of(model.url)
     try:
         files = _files_at(remote, file)
     except SourceFault:
         raise
     except Exception as error:
-        newest = max(home.glob("[!.]*/*"), key=lambda path: path.stat().st_mtime, default=None)
-        if newest is None:
+        found = _newest(home, file, wanted)
+        if found is None:
             raise SourceUnreachable(f"{model.url}: {error}") from error
         logger.warning("%s: taken from the cache: %s", model.url, scrubbed(error))
-        return newest if file is None else newest / file
+        return found
     name = re.sub(r"[^A-Za-z0-9._-]", "_", url.rpartition("/")[2])[:64]
-    folder = home / digest_of(repr(list(files.items()))) / (name or "model")
+    version = digest_of(repr((list(files.items()), wanted.weights)))
+    folder = home / version / (name or "model")
     what = f"downloading {model.url}"
     with locked(cache, home.name, deadline=math.inf, what=what):
         home.mkdir(parents=True, exist_ok=True)
@@ -220,9 +226,27 @@ def _fetch_from_url(model: UrlModel, cache: Path, wanted: Wanted) -> Path:
     return found
 
 
-def _files_at(remote: UrlFolder, file: str | None) -> Mapping[str, RemoteFile]:
+def _folder_at(url: str) -> Folder:
+    if url.startswith(f"{modelscope.SCHEME}://"):
+        return modelscope.ModelScopeFolder(url)
+    try:
+        address = parse_source(url)
+    except ValueError as error:
+        raise SourceFault(f"{url!r} is not a valid address: {error}") from error
+    assert isinstance(address, RemoteFolder), "names of other kinds are parsed before"
+    return UrlFolder(address.url)
+
+
+def _newest(home: Path, file: str | None, wanted: Wanted) -> Path | None:
+    """Return the newest complete copy of a URL in the cache."""
+    folders = sorted(home.glob("[!.]*/*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    complete = (find_complete(folder, file, wanted.weights) for folder in folders)
+    return next((path for path in complete if path is not None), None)
+
+
+def _files_at(remote: Folder, file: str | None) -> Mapping[str, RemoteFile]:
     def read() -> Mapping[str, RemoteFile]:
-        if file is not None and GGUF_PART.fullmatch(file) is None:
+        if file is not None and file.endswith(".gguf") and GGUF_PART.fullmatch(file) is None:
             return {file: remote.stat(file)}
         files = remote.files()
         names = files if file is None else gguf_files(files, file, remote.url)
@@ -233,7 +257,7 @@ def _files_at(remote: UrlFolder, file: str | None) -> Mapping[str, RemoteFile]:
 
 def _fill(
     model: UrlModel,
-    remote: UrlFolder,
+    remote: Folder,
     files: Mapping[str, RemoteFile],
     draft: Path,
     wanted: Wanted,
