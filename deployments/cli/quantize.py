@@ -84,12 +84,11 @@ def quantize(
     from remora.engine.quantise.checkpoint import Recipe, make_scheme, quantise_checkpoint
     from remora.engine.quantise.source import Checkpoint
     from remora.engine.quantise.writer import check_new
-    from remora.engine.sources.models import Wanted
     from remora.engine.weights.resolve_model import resolve_model
 
     # What can be wrong is found before anything is computed.
     check_new(out)
-    path = resolve_model(model, cache_dir(), Wanted(show_progress=True))
+    path = resolve_model(model, cache_dir())
     checkpoint = Checkpoint(path)
     recipe = Recipe(
         method=method.value,

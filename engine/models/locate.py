@@ -13,8 +13,11 @@ from remora.configs.environment import cache_dir
 from remora.configs.planning.loading import Loading
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.model import ModelSection
+from remora.engine.encoders.architectures import encoder_architecture, parse_encoder
+from remora.engine.models.checkpoint import read_raw_config
 from remora.engine.models.implementation import implementation_of
 from remora.engine.pooling.facts import pooling_task
+from remora.engine.pooling.load import parse_decoder
 from remora.engine.sources.model_files import Weights
 from remora.engine.sources.models import Wanted
 from remora.engine.weights.resolve_model import resolve_model
@@ -52,3 +55,9 @@ def check_served(model: ModelSection, folder: Path) -> None:
     """Raise ConfigError if a model cannot be served, by its configuration alone."""
     if pooling_task(folder, model.task, model.config_overrides) is None:
         implementation_of(folder, Loading.of(model))
+        return
+    raw = read_raw_config(folder, model.config_overrides)
+    if encoder_architecture(raw):
+        parse_encoder(raw)
+    else:
+        parse_decoder(raw)

@@ -45,7 +45,7 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 
 def remove(model: HubModel | UrlModel, cache: Path) -> int:
-    """Remove a model from its cache: of a repository all revisions, or the one that is named.
+    """Remove a model from its cache: of a repository all revisions, or one if it is named.
 
     Returns the bytes that this frees; 0 = it is not there.
     """

@@ -51,15 +51,18 @@ def test_a_model_is_pulled_listed_and_removed(hub: Hub) -> None:
     assert "not in the caches" in error
 
 
-def test_an_architecture_that_is_not_served_is_refused_before_its_weights(hub: Hub) -> None:
+@pytest.mark.parametrize("architecture", ["NoSuchForCausalLM", "NoSuchModel"])
+def test_an_architecture_that_is_not_served_is_refused_before_its_weights(
+    architecture: str, hub: Hub
+) -> None:
     config = json.loads(hub.files["config.json"])
-    config |= {"architectures": ["NoSuchModel"], "model_type": "no-such-model"}
+    config |= {"architectures": [architecture], "model_type": "no-such-model"}
     hub.files["config.json"] = json.dumps(config).encode()
 
     code, _, error = run("pull", REPO)
 
     assert code == 2
-    assert "NoSuchModel" in error
+    assert architecture in error
     assert not [name for name in hub.fetched if name.endswith(".safetensors")]
     assert "incomplete" in run("models")[1]
 
