@@ -136,14 +136,15 @@ def _fetch_from_hub(model: HubModel, wanted: Wanted) -> Path:
         chosen = list(names)
         num_bytes = hub.missing_bytes(repo, listing, chosen)
         _check_disk(model.text, num_bytes - _arrived(hub.repo_folder(repo)), hub.cache_folder())
-        with progress_bar(
-            f"Downloading {model.text}", num_bytes, wanted.show_progress, in_bytes=True
-        ) as advance:
-            return retry(
-                lambda: hub.fetch_files(repo, listing, chosen, advance),
-                f"downloading {model.text}",
-                deadline=math.inf,
-            )
+
+        def attempt() -> Path:
+            left = hub.missing_bytes(repo, listing, chosen)
+            with progress_bar(
+                f"Downloading {model.text}", left, wanted.show_progress and left > 0, in_bytes=True
+            ) as advance:
+                return hub.fetch_files(repo, listing, chosen, advance)
+
+        return retry(attempt, f"downloading {model.text}", deadline=math.inf)
 
     names = list(listing.sizes)
     file = model.file or only_gguf(names)

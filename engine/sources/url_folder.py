@@ -66,7 +66,7 @@ class UrlFolder:
         return {
             path.removeprefix(start): self._facts(path, facts)
             for path, facts in sorted(found.items())
-            if path.startswith(start)
+            if path.startswith(start) and ".." not in path.split("/")
         }
 
     def subfolders(self, with_file: str) -> list[str]:

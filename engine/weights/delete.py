@@ -18,7 +18,8 @@ def delete_weights(path: Path, load_format: str = "auto") -> None:
         try:
             stored = file.resolve()
             file.unlink()
-            stored.unlink(missing_ok=True)  # in the hub's cache, the file is a link
+            if stored != file and stored.parent.name == "blobs":  # in the hub's cache
+                stored.unlink()
         except OSError as error:
             logger.warning("model.delete_after_load: %s stays: %s", file, error)
         else:
