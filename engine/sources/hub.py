@@ -41,7 +41,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from remora.engine.sources.addresses import HubRepo
 from remora.engine.sources.faults import (
@@ -187,7 +188,7 @@ def _fetch_blob(repo: HubRepo, etag: str, size: int, url: str, advance: Advance)
         with _Counted(part, advance) as opened:
             http_get(
                 url,
-                opened,  # type: ignore[arg-type]  # declared as BinaryIO, which it fulfils
+                opened,
                 resume_size=arrived,
                 headers=build_hf_headers(),
                 expected_size=size,
@@ -203,7 +204,7 @@ class _Counted(io.BufferedWriter):
     """A file that is appended to, and reports the bytes that it gets."""
 
     def __init__(self, path: Path, advance: Advance) -> None:
-        super().__init__(io.FileIO(path, "ab"))  # type: ignore[arg-type]
+        super().__init__(io.FileIO(path, "ab"))
         self._advance = advance
 
     def write(self, data: object, /) -> int:
