@@ -53,6 +53,7 @@ def read_head_config(config: ServeConfig) -> DraftHeadConfig:
     if config.speculation.method == "mtp":
         return read_mtp(path, target, read_raw_config(path, overrides))
     own = locate_draft(config)
+    assert own is not None, "the section demands it"
     shapes = open_stored_head(own, Loading.of(config.model)).shapes()
     return read_eagle(own, target, shapes)
 

@@ -18,7 +18,6 @@ from huggingface_hub import constants
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import HubModel
 from remora.engine.sources import hub as source
-from remora.engine.sources import models
 from remora.engine.sources.inventory import cached_models, remove
 from remora.engine.sources.models import Wanted, pinned
 from remora.engine.weights import resolve_model as resolver
@@ -131,7 +130,8 @@ def test_a_disk_that_is_too_small_is_noticed_before(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: usage._replace(free=200 * 2**10))
+    small = usage._replace(free=200 * 2**10)
+    monkeypatch.setattr("remora.engine.sources.models.shutil.disk_usage", lambda path: small)
 
     text = refusal()
 

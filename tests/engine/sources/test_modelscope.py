@@ -15,7 +15,6 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import HubModel
-from remora.engine.sources import retry
 from remora.engine.sources.models import pinned
 from remora.engine.weights import resolve_model as resolver
 from remora.engine.weights.resolve_model import resolve_model
@@ -82,7 +81,7 @@ def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scope]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     monkeypatch.setenv("MODELSCOPE_DOMAIN", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(retry.time, "sleep", lambda pause_s: None)
+    monkeypatch.setattr("remora.engine.sources.retry.time.sleep", lambda pause_s: None)
     monkeypatch.setattr(resolver, "_resolved", {})
     yield scope
     server.shutdown()

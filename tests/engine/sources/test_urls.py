@@ -12,7 +12,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import UrlModel
-from remora.engine.sources import retry
 from remora.engine.sources.inventory import cached_models, remove
 from remora.engine.weights import resolve_model as resolver
 from remora.engine.weights.resolve_model import resolve_model
@@ -76,7 +75,7 @@ class _Lossy:
 @pytest.fixture(autouse=True)
 def files(monkeypatch: pytest.MonkeyPatch) -> Iterator[LossyFileSystem]:
     register_implementation("lossy", LossyFileSystem, clobber=True)
-    monkeypatch.setattr(retry.time, "sleep", lambda pause_s: None)
+    monkeypatch.setattr("remora.engine.sources.retry.time.sleep", lambda pause_s: None)
     monkeypatch.setattr(resolver, "_resolved", {})
     system = LossyFileSystem()
     system.pipe(
