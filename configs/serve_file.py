@@ -7,6 +7,7 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
+from remora.configs.model_names import parse_model_name
 from remora.configs.schema import BUILTIN_MODELS
 
 APP_NAME = "remora"
@@ -21,18 +22,19 @@ def our_application(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of_model(name: str) -> dict[str, Any]:
-    """Return the Serve config of a model directory, .gguf file or built-in model.
+    """Return the Serve config of a model directory, .gguf file, built-in or remote model.
 
     Raises ConfigError if there is no such file.
     """
-    if name not in BUILTIN_MODELS:
-        if not Path(name).exists():
-            raise ConfigError(
-                f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
-                f"a .gguf file, or {' or '.join(BUILTIN_MODELS)}"
-            )
+    if Path(name).exists() and name not in BUILTIN_MODELS:
         # A replica has a different working directory.
         name = str(Path(name).absolute())
+    elif name not in BUILTIN_MODELS and parse_model_name(name) is None:
+        raise ConfigError(
+            f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, a .gguf "
+            "file, a repository of the hub (OWNER/NAME), a URL (s3://BUCKET/PATH), or "
+            f"{' or '.join(BUILTIN_MODELS)}"
+        )
     return config_of_args({"model": {"path": name}}, {})
 
 

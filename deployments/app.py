@@ -32,6 +32,7 @@ from remora.deployments.autoscaling.options import scaling_options
 from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
+from remora.deployments.model_versions import pin_versions
 from remora.deployments.ranks.placement import placement_options
 from remora.deployments.ray_private import uses_haproxy, with_routing_service
 from remora.deployments.routing.haproxy_hook import haproxy_asks
@@ -60,7 +61,7 @@ def build(args: dict[str, Any]) -> Application:
     resolved = resolve(args)
     for line in resolved.lines:
         logger.info("%s", line)
-    args = resolved.args
+    args = pin_versions(resolved.args)
     configs = parse_models(args)
     names = deployment_names(tuple(configs))
     all_configs = tuple(configs.values())

@@ -34,6 +34,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.kv_scales import with_kv_scales
 from remora.engine.models.load import open_served_model, open_weights
+from remora.engine.models.locate import locate_model
 from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.tensor_dump import dump_tensors
 from remora.engine.parallel.follower import Follower
@@ -66,7 +67,6 @@ from remora.engine.weights.delete import delete_weights
 from remora.engine.weights.packed_cache import FOLDER as PACKED
 from remora.engine.weights.packed_cache import PackedCache
 from remora.engine.weights.rename_tensors import RenamingRules
-from remora.engine.weights.resolve_model import resolve_model
 from remora.kernels.gpu.arch import converts_e4m3
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def build_engine(
     others = _check_kind(config, team)
     phases = Phases()
     with phases.timed("resolve model"):
-        path = resolve_model(config.model.path, cache_dir())
+        path = locate_model(config.model)
         facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
         plan = _plan(config, facts, machine, path, adapting)
@@ -218,7 +218,7 @@ async def start_engine(
 
 
 async def _start_pooling(config: ServeConfig, task: Task, show_progress: bool) -> LaunchedEngine:
-    path = resolve_model(config.model.path, cache_dir())
+    path = locate_model(config.model)
     with _building() as thread:
         built = await asyncio.wrap_future(
             thread.call(
@@ -248,7 +248,7 @@ def _building() -> Iterator[EngineThread]:
 
 def task_of(config: ServeConfig) -> Task | None:
     """Return the configured model's pooling task; None = it generates text. Raises ConfigError."""
-    path = resolve_model(config.model.path, cache_dir())
+    path = locate_model(config.model)
     return pooling_task(path, config.model.task, config.model.config_overrides)
 
 
@@ -301,7 +301,7 @@ def _check_kind(config: ServeConfig, team: Team | None) -> Team:
 def _plan(
     config: ServeConfig, facts: ModelFacts, machine: MachineFacts, path: Path, adapting: Adapting
 ) -> EnginePlan:
-    draft = read_draft_facts(config, facts, cache_dir())
+    draft = read_draft_facts(config, facts)
     plan = plan_with_draft(config, facts, machine, path, adapting.room, draft)
     return with_kv_scales(plan, config, facts)
 

@@ -1,4 +1,4 @@
-"""Parses the checksum manifests in an adapter's folder and compares checksums. Reads no file.
+"""Parses the checksum manifests in an adapter's folder and compares checksums.
 
 `SHA256SUMS` is the output of the command sha256sum; `checksums.json` is an object of file names and
 SHA-256 sums. Names of other files are ignored.
@@ -6,8 +6,10 @@ SHA-256 sums. Names of other files are ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from pathlib import Path
 
 from remora.configs.errors import InvalidAdapter
 
@@ -34,6 +36,12 @@ def check_sum(name: str, found: str, manifest: str, sums: dict[str, str]) -> Non
             f"{name} has the SHA-256 {found}, and {manifest} says {sums[name]}. Is the copy "
             "complete?"
         )
+
+
+def file_sum(file: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _parse_lines(text: str) -> dict[str, str]:

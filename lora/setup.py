@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
-from remora.configs.errors import ConfigError, InvalidAdapter
+from remora.configs.errors import ConfigError, InvalidAdapter, Unavailable
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.sections.lora import LoraSection
 from remora.engine.protocols import (
@@ -26,7 +26,7 @@ from remora.lora.adapter import read_needs
 from remora.lora.cpu_pool import CpuAdapterPool
 from remora.lora.files import read_files, resolved
 from remora.lora.merge import merging
-from remora.lora.sources import local_folders
+from remora.lora.sources import Sources, is_remote_source, local_folders
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,31 @@ def configured(section: LoraSection) -> Adapting:
     if not section.adapters:
         return NO_ADAPTERS
     if section.merges:
-        return Adapting(edit=merging(Path(section.adapters[0].path)))
+        (folder,) = _static_folders(section).values()
+        return Adapting(edit=merging(folder))
     return pooling(
-        {adapter.name: Path(adapter.path) for adapter in section.adapters},
+        _static_folders(section),
         num_slots=min(section.max_loras_per_batch, len(section.adapters)),
         max_rank=section.max_lora_rank,
         targets=section.target_modules,
         eviction=section.eviction,
     )
+
+
+def _static_folders(section: LoraSection) -> dict[str, Path]:
+    """Return the folders of the configured adapters by name; remote ones are downloaded.
+
+    Raises ConfigError.
+    """
+    sources = Sources.configured(section)
+    folders = {}
+    for adapter in section.adapters:
+        try:
+            is_remote = is_remote_source(adapter.path)
+            folders[adapter.name] = sources.fetch(adapter.path) if is_remote else Path(adapter.path)
+        except (InvalidAdapter, Unavailable) as error:
+            raise ConfigError(f"lora.adapters, {adapter.name}: {error}") from error
+    return folders
 
 
 def _dynamic(section: LoraSection) -> Adapting:
@@ -138,6 +155,7 @@ def digests(section: LoraSection) -> tuple[str, ...]:
     if section.dynamic:
         return ()
     try:
-        return tuple(read_files(resolved(adapter.path)).digest for adapter in section.adapters)
+        folders = _static_folders(section).values()
+        return tuple(read_files(resolved(folder)).digest for folder in folders)
     except InvalidAdapter as error:
         raise ConfigError(str(error)) from error

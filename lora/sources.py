@@ -3,8 +3,9 @@
     Sources.check   is the source below `lora.roots` or `lora.repo`?
     Sources.fetch   a local folder with the files, downloaded if they are remote
 
-`source_paths.py` parses sources; `hub.py` and `remote.py` download. Knows no names of adapters,
-except those of the repo's subfolders, and not which adapters are loaded.
+`engine/sources/` parses sources and downloads; `hub.py` and `remote.py` choose an adapter's
+files. Knows no names of adapters, except those of the repo's subfolders, and not which adapters
+are loaded.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from remora.configs.environment import cache_dir
-from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
+from remora.configs.errors import (
+    AdapterNotFound,
+    ConfigError,
+    InvalidAdapter,
+    InvalidRequest,
+    Unavailable,
+)
+from remora.configs.model_names import HubModel, parse_model_name
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
-from remora.lora.files import CONFIG, WEIGHTS, check_files, resolved
-from remora.lora.remote import RemoteAdapter
-from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, retry, scrubbed
-from remora.lora.source_paths import (
+from remora.engine.sources.addresses import (
     HubRepo,
     LocalFolder,
     RemoteFolder,
@@ -33,9 +39,14 @@ from remora.lora.source_paths import (
     parse_source,
     shown,
 )
+from remora.engine.sources.faults import SourceFault, SourceMissing, SourceUnreachable
+from remora.engine.sources.retry import PAUSES_S, retry, scrubbed
+from remora.lora.files import CONFIG, WEIGHTS, check_files, resolved
+from remora.lora.remote import RemoteAdapter
 
 logger = logging.getLogger(__name__)
 
+RETRY_AFTER_S = 5.0
 _NAME = re.compile(ADAPTER_NAME)
 
 
@@ -110,7 +121,7 @@ class Sources:
         errors.
         """
         try:
-            path = parse_source(source)
+            path = _parse(source)
         except ValueError as error:
             raise InvalidAdapter(f"{shown(source)} is not a valid source: {error}") from error
         if isinstance(path, LocalFolder):
@@ -128,19 +139,20 @@ class Sources:
             case LocalFolder(path):
                 return {folder.name: str(folder) for folder in _subfolders(path)}
             case RemoteFolder(url):
-                names = retry(
-                    lambda: RemoteAdapter(url).subfolders(),
-                    f"listing {url}",
-                    deadline=time.monotonic() + self._timeout_s,
-                    pauses_s=self._pauses_s,
-                )
+                with _faults_of_adapters():
+                    names = retry(
+                        lambda: RemoteAdapter(url).subfolders(),
+                        f"listing {url}",
+                        deadline=time.monotonic() + self._timeout_s,
+                        pauses_s=self._pauses_s,
+                    )
                 return {name: f"{url}/{name}" for name in names if _NAME.fullmatch(name)}
         return {}
 
     def stamp(self, source: str) -> str:
         """Return a text that changes with the files; "" if it cannot be determined."""
         try:
-            match parse_source(source):
+            match _parse(source):
                 case LocalFolder(path):
                     return _stamp(path)
                 case RemoteFolder(url):
@@ -164,7 +176,21 @@ class Sources:
             return hub.fetch(path, max_bytes=self._max_bytes)
 
         what = f"fetching {path.url if isinstance(path, RemoteFolder) else path.shown}"
-        return retry(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
+        with _faults_of_adapters():
+            return retry(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
+
+
+@contextmanager
+def _faults_of_adapters() -> Iterator[None]:
+    """Turn the faults of sources into errors of adapters."""
+    try:
+        yield
+    except SourceMissing as error:
+        raise AdapterNotFound(str(error)) from error
+    except SourceFault as error:
+        raise InvalidAdapter(str(error)) from error
+    except SourceUnreachable as error:
+        raise Unavailable(str(error), RETRY_AFTER_S) from error
 
 
 def local_folders(section: LoraSection) -> list[Path]:
@@ -176,6 +202,20 @@ def local_folders(section: LoraSection) -> list[Path]:
     if isinstance(root, LocalFolder):
         folders += _subfolders(root.path)
     return folders
+
+
+def is_remote_source(source: str) -> bool:
+    """Return whether an adapter that a configuration names is not on this machine."""
+    return not isinstance(_configured(source, "lora.adapters"), LocalFolder)
+
+
+def _parse(source: str) -> SourcePath:
+    """Parse a source; OWNER/NAME means the hub unless there is such a folder."""
+    path = parse_source(source)
+    hub = parse_model_name(source)
+    if isinstance(path, LocalFolder) and isinstance(hub, HubModel) and not path.path.exists():
+        return parse_source(f"hf://{source}")
+    return path
 
 
 def _repo_of(section: LoraSection) -> str | None:
@@ -194,7 +234,7 @@ def _repo_of(section: LoraSection) -> str | None:
 
 def _configured(text: str, key: str) -> SourcePath:
     try:
-        path = parse_root(text) if key == "lora.roots" else parse_source(text)
+        path = parse_root(text) if key == "lora.roots" else _parse(text)
     except ValueError as error:
         raise ConfigError(f"{key}: {shown(text)} is not a valid source: {error}") from error
     if key == "lora.repo" and isinstance(path, HubRepo):

@@ -23,7 +23,10 @@ OURS = {
     "configs": ("remora.configs",),
     "kernels": ("remora.kernels",),
     "engine": ("remora.configs", "remora.kernels", "remora.engine"),
-    "lora": ("remora.configs", "remora.kernels", "remora.lora", "remora.engine.protocols"),
+    "lora": (
+        *("remora.configs", "remora.kernels", "remora.lora"),
+        *("remora.engine.protocols", "remora.engine.sources"),
+    ),
     "deployments": ("remora",),
 }
 # What a folder may not import of others'; configs and kernels have a short list of what they may.

@@ -150,12 +150,9 @@ REFUSALS: Mapping[str, Rule] = {
         "debug.log_step_times logs steps"
     ),
     "debug.tensor_dump.inject": Refused("not offered: injecting layer inputs"),
-    "model.revision": Refused(
-        "nothing is downloaded at start-up; fetch the revision with `hf download`, and set "
-        "model.path to its directory"
-    ),
+    "model.revision": Refused("the revision is part of the model's name: OWNER/NAME@REVISION"),
     "weights.download_dir": Refused(
-        "nothing is downloaded at start-up; set model.path to the model's directory"
+        "models are downloaded to the hub library's cache; set the environment variable HF_HOME"
     ),
     "moe.dense_tp_size": Means(keys=(), reads=_of_dense_tp, why=_ALIKE),
     "lora.chunk_size": NoEffect("the adapter kernel chooses its sizes; same outputs"),

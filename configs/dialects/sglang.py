@@ -112,7 +112,7 @@ _BALANCING = {
 RULES: Mapping[str, Rule] = {
     "--config": values.CONFIG_FILE,
     # model
-    "--model-path": values.MODEL_PATH,
+    "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
     "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),

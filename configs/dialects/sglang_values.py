@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from remora.configs.dialects.rules import (
     never,
 )
 from remora.configs.dialects.shared_rules import ROUNDED, WEIGHT_ONLY, only_with
-from remora.configs.sections.model import HUB_ID
 
 ATTENTION = {
     "triton": "triton",
@@ -55,16 +53,6 @@ _PREFERRED = {
     "max_new_tokens": "max_tokens",
 }
 _REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
-
-
-_NO_HUB = "Hub ids are refused at the start, as nothing is downloaded; directories are not"
-
-
-def _of_model_path(value: str, given: Mapping[str, Any]) -> Effect:
-    return Effect({"model.path": value}, _NO_HUB if re.fullmatch(HUB_ID, value) else "")
-
-
-MODEL_PATH = Means(keys=("model.path",), reads=_of_model_path, how=_NO_HUB)
 
 
 def _of_kv_scales(value: str, given: Mapping[str, Any]) -> Harmless | Settings:

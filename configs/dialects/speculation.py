@@ -181,7 +181,7 @@ SGLANG: Mapping[str, Rule] = {
     _MAX: _ngram_only(_LONGEST, _writes(_LONGEST, "ngram")),
     _PATH: Means(keys=(_MODEL,), reads=_of_path),
     "--speculative-draft-model-revision": Refused(
-        "a draft model is a local path, which has no revisions", off=("main",)
+        "the revision is part of the draft model's name: OWNER/NAME@REVISION", off=("main",)
     ),
     _STEPS: Means(keys=(_MOST,), reads=_of_steps, writes=_writes(_MOST, *_CHAINED), how=_ADAPTS),
     _TOP: _WIDTH,

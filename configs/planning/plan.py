@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.model_names import HubModel, parse_model_name
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import (
@@ -368,6 +369,9 @@ def _with_pools(
 
 def served_name(config: ServeConfig, model_path: Path) -> str:
     """Return the name that clients use for the model."""
+    remote = parse_model_name(config.model.path)
+    if isinstance(remote, HubModel):
+        return config.model.served_name or remote.repo_id
     written = Path(config.model.path).name or model_path.name
     return config.model.served_name or written.removesuffix(".gguf") or "model"
 

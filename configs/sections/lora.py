@@ -21,8 +21,8 @@ class AdapterEntry(Section):
     """Model name that clients use for the adapter, alone or as `base:adapter`."""
 
     path: Name
-    """Directory in PEFT's layout: adapter_config.json and adapter_model.safetensors. With `dynamic`
-    also hf://OWNER/NAME and URLs that fsspec reads (s3://BUCKET/PATH)."""
+    """Directory in PEFT's layout: adapter_config.json and adapter_model.safetensors; or OWNER/NAME
+    of the Hugging Face hub, or a URL that fsspec reads (s3://BUCKET/PATH)."""
 
 
 class LoraSection(Section):

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from remora.configs.fields import BaseUrl, Bytes, Name, Section
 
-HUB_ID = r"\w[\w.-]*/[\w.-]+(?<!\.gguf)"  # also relative paths with one slash
 Layer = Annotated[int, Field(ge=0, le=4095)]
 CheckpointFormat = Literal[
     "awq",
@@ -44,11 +43,14 @@ class ModelSection(Section):
 
     path: Name
     """Directory in Hugging Face layout, a .gguf file, or a built-in model (smollm2-135m-instruct,
-    all-minilm-l6-v2). Prefer absolute paths: relative ones start from the replica's working
-    directory."""
+    all-minilm-l6-v2); or a remote model, which is downloaded once: OWNER/NAME or
+    OWNER/NAME@REVISION of the Hugging Face hub, OWNER/NAME:Q4_K_M for a GGUF file in it, or a URL
+    (s3://BUCKET/PATH, gs://, az://). Prefer absolute paths: relative ones start from the replica's
+    working directory."""
 
     served_name: Name | None = None
-    """Model name that clients use. Default: the last part of `path`, without .gguf."""
+    """Model name that clients use. Default: OWNER/NAME of a model of the hub, else the last part of
+    `path`, without .gguf."""
 
     task: Literal["auto", "generate", "embed", "classify", "rerank", "reward"] = "auto"
     """What the model does: generate text; embed; or score: classify, rerank (pairs of query and

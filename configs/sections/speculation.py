@@ -32,8 +32,8 @@ class SpeculationSection(Section):
     layer that DeepSeek-V3, GLM-4.5 and MiMo checkpoints contain."""
 
     draft_model: Name | None = None
-    """Draft model: a directory, a .gguf file or a built-in model, like model.path, whose tokenizer
-    has the same vocabulary as the model's. With method eagle, the head's directory. Needs method
+    """Draft model: a directory, a .gguf file, a built-in or a remote model, like model.path, whose
+    tokenizer has the same vocabulary as the model's. With method eagle, the head's. Needs method
     draft or eagle."""
 
     draft_quantization: Literal["none", "int8", "int4", "int4_pure"] = "none"

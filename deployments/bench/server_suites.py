@@ -10,7 +10,6 @@ from functools import partial
 
 from rich.console import Console
 
-from remora.configs.environment import cache_dir
 from remora.configs.machine import read_machine_facts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import make_plan
@@ -31,7 +30,7 @@ from remora.deployments.bench.suites import with_memory
 from remora.deployments.bench.targets import Target
 from remora.deployments.bench.workloads import Workload
 from remora.engine.models.facts import read_model_facts
-from remora.engine.weights.resolve_model import resolve_model
+from remora.engine.models.locate import locate_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ def compare_suite(
 
 def work_of(target: Target) -> ModelWork:
     """Return the work per token of the target's model, without loading it."""
-    path = resolve_model(target.config.model.path, cache_dir())
+    path = locate_model(target.config.model)
     plan = make_plan(
         target.config,
         read_model_facts(path, Loading.of(target.config.model)),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import FileModel
+from remora.configs.model_names import parse_model_name
 from remora.configs.schema import ServeConfig
-from remora.configs.sections.model import HUB_ID
 from remora.configs.validation_messages import shown
 from remora.engine.weights.resolve_model import BUILT_IN
 
-_MODEL = "set it to the path of a Hugging Face folder or of a .gguf file"
-_HUB = "a Hub id must be downloaded first: `hf download {} --local-dir DIR`, and set it to DIR"
+_MODEL = "set it to a Hugging Face folder, a .gguf file, or OWNER/NAME of the hub"
 _ADAPTER = "set it to the adapter's folder, which holds adapter_config.json"
 _FILE = "create the file, or remove the key"
 
@@ -55,12 +53,14 @@ def _missing(config: ServeConfig) -> Iterator[tuple[str, str, str, str]]:
             continue
         path = Path(name).expanduser()
         if not path.exists():
-            advice = _HUB.format(name) if re.fullmatch(HUB_ID, name) else _MODEL
-            yield key, name, f"no such folder or file (looked for {path.absolute()})", advice
+            if parse_model_name(name) is None:
+                reason = f"no such folder or file (looked for {path.absolute()})"
+                yield key, name, reason, _MODEL
         elif not path.is_dir() and path.suffix != ".gguf":
             yield key, name, "neither a folder nor a .gguf file", _MODEL
     for adapter in config.lora.adapters:
-        if "://" not in adapter.path and not Path(adapter.path).is_dir():
+        is_remote = "://" in adapter.path or parse_model_name(adapter.path) is not None
+        if not is_remote and not Path(adapter.path).is_dir():
             reason = f"no such folder (looked for {Path(adapter.path).absolute()})"
             yield "lora.adapters", adapter.path, reason, _ADAPTER
     for key, file in (

@@ -23,6 +23,7 @@ from remora.deployments.cli import (
     serve,
 )
 from remora.deployments.cli.doctor import command as doctor
+from remora.deployments.cli.models import listing, pull, running
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(
@@ -39,6 +40,10 @@ app.command()(generate.generate)
 app.command()(plan.plan)
 app.command("compile")(compile.compile_kernels)
 app.command()(quantize.quantize)
+app.command()(pull.pull)
+app.command()(listing.models)
+app.command()(listing.rm)
+app.command()(running.ps)
 app.add_typer(bench.app, name="bench")
 app.add_typer(doctor.app, name="doctor")
 app.add_typer(config.app, name="config")

@@ -15,15 +15,16 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Serve config file (.yaml), Hugging Face folder, .gguf file or built-in model name. "
+        help="Serve config file (.yaml), Hugging Face folder, .gguf file, built-in model name, or "
+        "a remote model: OWNER/NAME of the hub, s3://BUCKET/PATH. "
         "With --dialect: the other server's own options, after --."
     ),
 ]
 Dialect = Annotated[
     str | None,
     typer.Option(
-        help="Read another server's options: vllm, sglang, lightllm, rtp_llm, ray_serve_llm (a YAML "
-        "file), or backend (JSON files)."
+        help="Read another server's options: vllm, sglang, lightllm, rtp_llm, ray_serve_llm (a "
+        "YAML file), or backend (JSON files)."
     ),
 ]
 Settings = Annotated[

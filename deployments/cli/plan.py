@@ -26,20 +26,19 @@ def plan(
     ] = None,
 ) -> None:
     """Show the memory of weights, KV cache and steps, and how many requests fit."""
-    from remora.configs.environment import cache_dir
     from remora.configs.planning.draft_plan import DraftFacts, plan_with_draft
     from remora.configs.planning.loading import Loading
     from remora.configs.planning.memory_report import lines, report
     from remora.deployments.cli.doctor.pooling import pooling_findings
     from remora.engine.launch import read_machine
     from remora.engine.models.facts import read_model_facts
+    from remora.engine.models.locate import locate_model
     from remora.engine.pooling.facts import pooling_task
     from remora.engine.spec.build import read_draft_facts
-    from remora.engine.weights.resolve_model import resolve_model
 
     for model in read_models(target or (), dialect, read_overrides(settings)).values():
         config = model.config
-        path = resolve_model(config.model.path, cache_dir())
+        path = locate_model(config.model, with_weights=False)
         machine = read_machine(config)
         if memory is not None:
             size = _size(memory)
@@ -51,7 +50,7 @@ def plan(
                 answer(f"{subject:<10} {text}")
             continue
         facts = read_model_facts(path, Loading.of(config.model))
-        draft = read_draft_facts(config, facts, cache_dir())
+        draft = read_draft_facts(config, facts)
         planned = plan_with_draft(config, facts, machine, path, draft=draft)
         is_native = (
             planned.device == "cpu" and planned.cpu_kernels != "torch" and planned.num_ranks == 1

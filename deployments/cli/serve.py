@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ from remora.configs.dialects.translate import State
 from remora.configs.environment import cache_dir
 from remora.configs.errors import RemoraError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
-from remora.configs.multiple_models import split_models
+from remora.configs.model_names import parse_model_name
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_callers_keys, read_keys
 from remora.configs.serve_file import our_application
@@ -115,7 +116,7 @@ def _drive(
     os.environ.update(folder.environment(os.environ))
     for name, value in () if is_verbose else WITHOUT_TRACEBACKS.items():
         os.environ.setdefault(name, value)
-    _write_built_in_model(raw)
+    _fetch_models(raw)
     protect_ray_token(os.environ)
     watch: AbstractContextManager[None] = nullcontext()
     if proxy is Proxy.HAPROXY:
@@ -156,16 +157,30 @@ def check_routing_hook(configs: list[ServeConfig]) -> None:
             )
 
 
-def _write_built_in_model(raw: dict[str, Any]) -> None:
-    """Write the built-in model to the cache here, where a terminal can show the progress."""
-    paths = [args["model"]["path"] for args in split_models(our_application(raw)["args"])]
-    if (
-        any(path.lower() == BUILTIN_MODEL for path in paths)
-        and not (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
-    ):
-        from remora.engine.weights.resolve_model import resolve_model
+def _fetch_models(raw: dict[str, Any]) -> None:
+    """Write built-in and remote models to the cache here, where a terminal shows the progress.
 
-        resolve_model(BUILTIN_MODEL, cache_dir())
+    Raises ConfigError.
+    """
+    if "runtime_env" in our_application(raw):  # replicas have another environment and cache
+        return
+    for config in _configs(raw):
+        path, draft = config.model.path, config.speculation.draft_model
+        if any(name is not None and _is_remote(name) for name in (path, draft)):
+            from remora.engine.models.locate import locate_draft, locate_model
+
+            locate_model(config.model, show_progress=True)
+            locate_draft(config, show_progress=True)
+        elif path.lower() == BUILTIN_MODEL and not (
+            (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
+        ):
+            from remora.engine.weights.resolve_model import resolve_model
+
+            resolve_model(BUILTIN_MODEL, cache_dir())
+
+
+def _is_remote(name: str) -> bool:
+    return parse_model_name(name) is not None and not Path(name).expanduser().exists()
 
 
 def serve_config(

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.loading import Loading
@@ -150,12 +149,12 @@ class EngineWorker:
         with fast_import():  # torch
             from remora.engine.launch import read_machine
             from remora.engine.models.facts import read_model_facts
-            from remora.engine.weights.resolve_model import resolve_model
+            from remora.engine.models.locate import locate_model
             from remora.lora.setup import digests
 
         host = os.uname().nodename
         try:
-            self._path = resolve_model(self._config.model.path, cache_dir())
+            self._path = locate_model(self._config.model)
             adapters = digests(self._config.lora)
         except ConfigError as error:
             raise ConfigError(f"on node {host}: {error}") from error

@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
 from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.multiple_models import name_of
@@ -36,10 +35,10 @@ from remora.engine.grammar.service import GrammarStats
 from remora.engine.kv.hashes import page_hashes
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
+from remora.engine.models.locate import locate_model
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.types import Grammar, Matcher, Request
-from remora.engine.weights.resolve_model import resolve_model
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ class _NoGrammars:
 def _rehearsal(config: ServeConfig) -> ServerState | None:
     """Return a server that prepares requests; None, with a warning, if the model is unreadable."""
     try:
-        path = resolve_model(config.model.path, cache_dir())
+        path = locate_model(config.model, with_weights=False)
         # This process uses no GPU, also where the replicas' `auto` finds one.
         is_named = config.engine.device != "auto"
         machine = _ANY_MACHINE if is_named else replace(_ANY_MACHINE, devices=("cpu",))

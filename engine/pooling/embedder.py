@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
+from remora.engine.models.locate import locate_model
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import build_pooling
 from remora.engine.pooling.texts import Framer
 from remora.engine.pooling.vectors import vector_of
 from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
-from remora.engine.weights.resolve_model import resolve_model
 
 
 class Embedder:
@@ -32,7 +31,7 @@ class Embedder:
     def __init__(self, model: str, **sections: Any) -> None:
         given = {**sections, "model": {"path": model, **sections.get("model", {})}}
         config = parse_args(given)
-        path = resolve_model(config.model.path, cache_dir())
+        path = locate_model(config.model)
         task = pooling_task(path, config.model.task, config.model.config_overrides)
         if task != "embed":
             raise ConfigError(

@@ -17,6 +17,7 @@ from remora.configs.schema import ServeConfig
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.load import open_served_model
+from remora.engine.models.locate import locate_draft
 from remora.engine.runner.forward import DTYPES, build_forward
 from remora.engine.spec.controller import AdaptiveController, Controller, FixedController
 from remora.engine.spec.draft_chain import DeviceChain, DraftChain, HostChain
@@ -30,7 +31,6 @@ from remora.engine.spec.stop_tokens import StopTokens
 from remora.engine.spec.target import Target
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.weights.resolve_model import resolve_model
 
 _NUM_COMPARED = 512  # tokens whose bytes must agree, spread over the vocabulary
 
@@ -79,9 +79,7 @@ def make_controller(spec: SpeculationPlan) -> Controller:
     )
 
 
-def read_draft_facts(
-    config: ServeConfig, model: ModelFacts, cache: Path
-) -> DraftFacts | HeadFacts | None:
+def read_draft_facts(config: ServeConfig, model: ModelFacts) -> DraftFacts | HeadFacts | None:
     """Return the facts of the configured draft model or head; None if there is none.
 
     model:  that it drafts for
@@ -90,11 +88,12 @@ def read_draft_facts(
     section = config.speculation
     if section.method in ("eagle", "mtp"):
         check_target(config, model)
-        head, dtype = read_head_config(config, cache), pick_dtype(config, model)
+        head, dtype = read_head_config(config), pick_dtype(config, model)
         return head_facts(head, model, dtype, config.parallel.num_ranks)
     if section.method != "draft" or section.draft_model is None:
         return None
-    path = resolve_model(section.draft_model, cache)
+    path = locate_draft(config)
+    assert path is not None
     return DraftFacts(path, read_model_facts(path, Loading.of(draft_config(config).model)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.sections.model import ModelSection
+from remora.engine.sources.models import Wanted
 from remora.engine.tokens.absent import AbsentTokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) ->
         return AbsentTokenizer(vocab_size, eos_token_ids=tuple(eos))
     place = path
     if model.tokenizer_path is not None:
-        place = resolve_model(model.tokenizer_path, cache_dir())
+        place = resolve_model(model.tokenizer_path, cache_dir(), Wanted(weights="none"))
     tokenizer = Tokenizer.load(
         place, loader=model.tokenizer_loader, trust_code=model.trust_remote_code
     )

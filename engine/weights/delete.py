@@ -16,7 +16,10 @@ def delete_weights(path: Path, load_format: str = "auto") -> None:
         return
     for file in weight_files(path, load_format):
         try:
+            stored = file.resolve()
             file.unlink()
+            if stored != file and stored.parent.name == "blobs":  # in the hub's cache
+                stored.unlink()
         except OSError as error:
             logger.warning("model.delete_after_load: %s stays: %s", file, error)
         else:

@@ -120,7 +120,8 @@ def check_whole(file: Path) -> None:
 def check_hashes(files: list[Path]) -> None:
     """Compare files with their stored SHA-256. Raises ConfigError if one differs or is missing.
 
-    It is stored in FILE.sha256, in SHA256SUMS, or in the metadata of `hf download`.
+    It is stored in FILE.sha256, in SHA256SUMS, in the metadata of `hf download`, or as the name of
+    a file in the hub's cache.
     """
     for file in files:
         noted = _noted_hash(file)
@@ -156,6 +157,9 @@ def _noted_hash(file: Path) -> str | None:
             noted, _, named = line.strip().lower().partition(" ")
             if HASH.fullmatch(noted) and named.strip(" *") in ("", name.lower()):
                 return noted
+    stored = file.resolve()  # the hub's cache names large files by their hash
+    if stored.parent.name == "blobs" and HASH.fullmatch(stored.name):
+        return stored.name
     note = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
     if note.is_file():  # commit, ETag, time; the ETag of a large file is its hash
         lines = note.read_text(encoding="utf-8", errors="replace").split()

@@ -184,7 +184,7 @@ FAULTS = [
     Wrong(args=("--dialect", "sglang", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model-path",)),
     Wrong(args=("--dialect", "lightllm", "--", "--tp", "2"), says=("model.path: required key is missing; set it with --model_dir",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--tp-size", "2"), says=("model.path: required key is missing; set it with --checkpoint-path",)),
-    Wrong(args=("--dialect", "sglang", "--", "--model-path", "Qwen/Qwen3-8B"), says=("--model-path: model.path = 'Qwen/Qwen3-8B': no such folder", "`hf download Qwen/Qwen3-8B --local-dir DIR`")),
+    Wrong(args=("--dialect", "sglang", "--", "--model-path", "models/a/b"), says=("--model-path: model.path = 'models/a/b': no such folder", "OWNER/NAME of the hub")),
     Wrong(args=("--dialect", "lightllm", "--", "--model_dir", "/no/where"), says=("--model_dir: model.path = '/no/where': no such folder",)),
     Wrong(args=("--dialect", "lightllm", "--", "--mode", "triton_fp8kv"), says=("--mode = ['triton_fp8kv']: refused: triton_fp8kv: not offered: 8-bit latents",)),
     Wrong(args=("--dialect", "lightllm", "--", "--grouping_key", "a"), says=("--grouping_key = ['a']: refused: expected name=value",)),

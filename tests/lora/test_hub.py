@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -17,102 +12,19 @@ from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.adapter import read_adapter
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS
 from remora.lora.sources import Sources
+from tests.engine.sources.hub_server import Hub, point_to, serving_hub
 from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 
 MAX_BYTES = 100_000
 REPO = "me/pirate"
 
 
-class Hub:
-    """What a hub holds of one repository; `fetched` are paths of files that were asked for."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.fetched: list[str] = []
-        self.address = ""
-
-    @property
-    def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
-
-    def put(self, folder: Path) -> None:
-        for file in folder.iterdir():
-            self.files[file.name] = file.read_bytes()
-
-    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        of_repo = f"/api/models/{REPO}"
-        if path in (of_repo, f"{of_repo}/revision/main", f"{of_repo}/revision/{self.commit}"):
-            files = [{"rfilename": name, "size": len(held)} for name, held in self.files.items()]
-            return self._json({"id": REPO, "sha": self.commit, "siblings": files})
-        if path.startswith(f"{of_repo}/revision/"):
-            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-        if path == f"{of_repo}/tree/{self.commit}":
-            sizes = [(name, len(held)) for name, held in self.files.items()]
-            return self._json(
-                [
-                    {"type": "file", "path": name, "size": size, "oid": f"{size:040}"}
-                    for name, size in sizes
-                ]
-            )
-        name = path.rpartition("/")[2]
-        if path.startswith(f"/{REPO}/resolve/{self.commit}/") and name in self.files:
-            content = self.files[name]
-            etag = f'"{hashlib.sha1(content).hexdigest()}"'
-            return 200, {"ETag": etag, "X-Repo-Commit": self.commit}, content
-        return 401, {"X-Error-Code": "RepoNotFound"}, b""
-
-    def _json(self, value: Any) -> tuple[int, dict[str, str], bytes]:
-        return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.reply(has_body=False)
-
-        def do_GET(self) -> None:
-            if "/resolve/" in self.path:
-                hub.fetched.append(self.path.rpartition("/")[2])
-            self.reply(has_body=True)
-
-        def reply(self, *, has_body: bool) -> None:
-            status, headers, body = hub.answer(self.path.partition("?")[0])
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if has_body:
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    point_to(monkeypatch, hub.address)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub.put(write_adapter(tmp_path / "written"))
-    hub.files["README.md"] = b"not for us"
-    yield hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def point_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        address + "/{repo_id}/resolve/{revision}/{filename}",
-    )
+    with serving_hub(REPO, tmp_path / "hub", monkeypatch) as hub:
+        hub.put(write_adapter(tmp_path / "written"))
+        hub.files["README.md"] = b"not for us"
+        yield hub
 
 
 def make_sources() -> Sources:

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.engine.sources.retry import scrubbed
 from remora.lora.adapter import read_adapter
 from remora.lora.checksums import parse_manifest
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS
 from remora.lora.remote import RemoteAdapter
-from remora.lora.retry import scrubbed
 from remora.lora.sources import Sources
 from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 

@@ -266,14 +266,14 @@ def test_a_section_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         dynamic=True,
         repo="env:THE_REPO",
         adapters=[
-            AdapterEntry(name="a", path="some/folder"),
+            AdapterEntry(name="a", path="some/local/folder"),
             AdapterEntry(name="b", path="s3://bucket/b"),
         ],
         max_adapter_bytes=10,
     )
     sources = Sources.configured(section)
 
-    assert local_folders(section) == [Path("some/folder"), root / "pirate"]
+    assert local_folders(section) == [Path("some/local/folder"), root / "pirate"]
     with pytest.raises(InvalidAdapter, match="at most 10"):
         sources.fetch(sources.repo_adapters()["pirate"])
 

@@ -48,13 +48,12 @@ def doctor_model(
 
     Loads no weights. Exit code 2 if the model cannot be served.
     """
-    from remora.configs.environment import cache_dir
     from remora.deployments.cli.doctor.model import examine_model
     from remora.engine.launch import read_machine
-    from remora.engine.weights.resolve_model import resolve_model
+    from remora.engine.models.locate import locate_model
 
     for model in read_models([target], None, read_overrides(settings)).values():
-        path = resolve_model(model.config.model.path, cache_dir())
+        path = locate_model(model.config.model, with_weights=False)
         _show(examine_model(model.config, path, read_machine(model.config)))
 
 

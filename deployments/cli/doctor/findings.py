@@ -196,10 +196,11 @@ def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
 
 def _locate(model: str) -> Path:
     """Return the model's files; for a built-in model not yet in the cache, its packaged GGUF."""
+    from remora.engine.sources.models import Wanted
     from remora.engine.weights.resolve_model import resolve_model
     from remora.engine.weights.smollm2 import INSTALL, PACKAGE, find_packaged_gguf
 
     is_made = (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
     if model == BUILTIN_MODEL and not is_made:
         return find_packaged_gguf(PACKAGE, INSTALL)
-    return resolve_model(model, cache_dir())
+    return resolve_model(model, cache_dir(), Wanted(weights="none"))

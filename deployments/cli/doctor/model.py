@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.model_names import parse_model_name
 from remora.configs.planning.draft_plan import DraftFacts, HeadFacts, plan_with_draft
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
@@ -40,6 +40,7 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     from remora.engine.models.load import check_files
     from remora.engine.pooling.facts import pooling_task
     from remora.engine.spec.build import read_draft_facts
+    from remora.engine.weights.files import weight_files
 
     loading = Loading.of(config.model)
     yield Finding(Level.OK, "model", f"{path}, {'a folder' if path.is_dir() else 'a GGUF file'}")
@@ -61,8 +62,13 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
         files = check_files(path, config.model.load_format, loading)
         yield Finding(Level.OK, "weights", f"{size}, {files.partition(';')[0]}")
     except ConfigError as error:  # the plan is useful before the weights are downloaded
-        yield Finding(Level.FIX, "weights", f"{size} expected: {error}")
-    draft = read_draft_facts(config, facts, cache_dir())
+        is_remote = parse_model_name(config.model.path) is not None and path.is_dir()
+        if is_remote and not weight_files(path, config.model.load_format):
+            advice = f"not downloaded yet: remora pull {config.model.path}"
+            yield Finding(Level.WARN, "weights", f"{size}; {advice}")
+        else:
+            yield Finding(Level.FIX, "weights", f"{size} expected: {error}")
+    draft = read_draft_facts(config, facts)
     plan = plan_with_draft(config, facts, machine, path, draft=draft)
     if plan.stored:
         yield Finding(Level.OK, "quantised", plan.stored)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from remora.engine.graphs.step_program import StepProgram
 from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.models.checkpoint import read_config, read_raw_config
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.locate import locate_draft, locate_model
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
@@ -40,21 +40,20 @@ from remora.engine.spec.heads.program import HeadProgramBuilder
 from remora.engine.spec.heads.torch_pass import HeadModel, TorchPass
 from remora.engine.spec.stop_tokens import StopTokens
 from remora.engine.spec.target import Target
-from remora.engine.weights.resolve_model import resolve_model
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.library import Format, Team
 from remora.kernels.memory import to_device
 
 
-def read_head_config(config: ServeConfig, cache: Path) -> DraftHeadConfig:
+def read_head_config(config: ServeConfig) -> DraftHeadConfig:
     """Read the config of the configured draft head. Raises ConfigError."""
-    path = resolve_model(config.model.path, cache)
+    path = locate_model(config.model)
     overrides = config.model.config_overrides
     target = read_config(path, overrides)
     if config.speculation.method == "mtp":
         return read_mtp(path, target, read_raw_config(path, overrides))
-    assert config.speculation.draft_model is not None, "the section demands it"
-    own = resolve_model(config.speculation.draft_model, cache)
+    own = locate_draft(config)
+    assert own is not None, "the section demands it"
     shapes = open_stored_head(own, Loading.of(config.model)).shapes()
     return read_eagle(own, target, shapes)
 
@@ -86,7 +85,7 @@ def head_facts(head: DraftHeadConfig, model: ModelFacts, dtype: str, num_ranks: 
 def build_head_drafter(target: Target) -> HeadDrafter:
     """Load the configured draft head. Raises ConfigError."""
     config, built = target.config, target.built
-    head_config = read_head_config(config, target.cache)
+    head_config = read_head_config(config)
     stops = StopTokens(target.tokenizer.eos_token_ids, target.vocab_size)
     if isinstance(built.forward, StepProgram) and built.team is not None:
         forward = built.forward

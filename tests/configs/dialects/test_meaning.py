@@ -164,7 +164,7 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
         ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "same outputs"),
         ("rtp_llm", "--max-batch-size", 0, State.NO_EFFECT, "keeps its default"),
         ("sglang", "--model-path", "/model", State.EXACT, ""),
-        ("sglang", "--model-path", "Qwen/Qwen3-8B", State.APPROXIMATE, "Hub ids are refused"),
+        ("sglang", "--model-path", "Qwen/Qwen3-8B", State.EXACT, ""),
         ("sglang", "--nnodes", 2, State.EXACT, ""),
         ("lightllm", "--nnodes", 2, State.EXACT, ""),
         ("sglang", "--node-rank", 0, State.NO_EFFECT, "Ray places ranks"),

@@ -17,7 +17,7 @@ from remora.configs.facts import MachineFacts, ModelFacts, StoredFormat
 from remora.configs.load import parse_args
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_bytes_per_token
-from remora.configs.planning.plan import EnginePlan, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan, served_name
 from remora.configs.planning.scheduling_plan import running_requests
 
 GIB = 2**30
@@ -59,7 +59,7 @@ def plan(
     machine: MachineFacts | None = None,
     **sections: dict[str, Any],
 ) -> EnginePlan:
-    sections["model"] = {"path": "some/tiny"} | sections.get("model", {})
+    sections["model"] = {"path": "/some/tiny"} | sections.get("model", {})
     return make_plan(parse_args(sections), facts or make_model(), machine or make_machine(), FOLDER)
 
 
@@ -358,3 +358,18 @@ def test_configs_import_neither_torch_nor_ray() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("me/tiny", "me/tiny"),
+        ("hf://me/tiny@v1:Q4_K_M", "me/tiny"),
+        ("s3://bucket/models/tiny", "tiny"),
+        ("/models/tiny.gguf", "tiny"),
+    ],
+)
+def test_clients_name_a_model_by_its_repository(path: str, name: str) -> None:
+    config = parse_args({"model": {"path": path}})
+
+    assert served_name(config, FOLDER) == name

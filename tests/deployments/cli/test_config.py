@@ -31,10 +31,10 @@ def test_the_shipped_file_is_valid() -> None:
     ("target", "advice"),
     [
         (
-            ["--dialect", "sglang", "--", "--model-path", "Qwen/Qwen3-8B"],
-            "hf download Qwen/Qwen3-8B",
+            ["--dialect", "sglang", "--", "--model-path", "no/such/folder"],
+            "OWNER/NAME of the hub",
         ),
-        (["FILE"], "set it to the path of a Hugging Face folder"),
+        (["FILE"], "set it to a Hugging Face folder"),
     ],
 )
 def test_a_model_that_is_not_there_is_not_called_valid(

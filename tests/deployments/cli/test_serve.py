@@ -67,8 +67,8 @@ def test_a_folder_becomes_a_config_with_an_absolute_path(
     assert application["import_path"] == IMPORT_PATH
     (built_in,) = make_config("smollm2-135m-instruct")["applications"]
     assert built_in["args"] == {"model": {"path": "smollm2-135m-instruct"}}
-    with pytest.raises(ConfigError, match=r"no/such: no such file or folder"):
-        make_config("no/such")
+    with pytest.raises(ConfigError, match=r"no/such/folder: no such file or folder"):
+        make_config("no/such/folder")
 
 
 def test_a_key_that_is_not_there_warns_before_ray_starts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.lora.source_paths import (
+from remora.engine.sources.addresses import (
     MAX_CHARACTERS,
     HubRepo,
     LocalFolder,

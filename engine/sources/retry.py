@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from remora.configs.errors import InvalidAdapter, RemoraError, Unavailable
+from remora.configs.errors import RemoraError
+from remora.engine.sources.faults import SourceFault, SourceOffline, SourceUnreachable
 
 logger = logging.getLogger(__name__)
 
 PAUSES_S = (0.5, 2.0)
-RETRY_AFTER_S = 5.0
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _MIN_SECRET_LEN = 6  # shorter values occur in ordinary text
 _MAX_SHOWN = 300
@@ -33,22 +33,24 @@ def retry(
 
     what:      name of the work, for messages
     deadline:  no retry after this time of the monotonic clock
-    Raises RemoraErrors of `work`, InvalidAdapter if permission is missing, and Unavailable.
+    Raises RemoraErrors and SourceFaults of `work`, SourceFault if permission is missing, and
+    SourceUnreachable.
     """
     for pause_s in (*pauses_s, None):
         try:
             return work()
-        except RemoraError:
+        except (RemoraError, SourceFault, SourceOffline):
             raise
         except PermissionError as error:
-            raise InvalidAdapter(
+            raise SourceFault(
                 f"{what}: permission denied ({scrubbed(error)}); the file system's own library "
                 "reads its credentials where the server is started"
             ) from error
         except Exception as error:
+            text = str(error) if isinstance(error, SourceUnreachable) else scrubbed(error)
             if pause_s is None or time.monotonic() + pause_s > deadline:
-                raise Unavailable(f"{what}: {scrubbed(error)}", RETRY_AFTER_S) from error
-            logger.info("%s: %s; retry in %.1f s", what, scrubbed(error), pause_s)
+                raise SourceUnreachable(f"{what}: {text}") from error
+            logger.info("%s: %s; retry in %.1f s", what, text, pause_s)
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
 
