@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from remora.configs.dialects.catalogue import System
 from remora.configs.dialects.dialect import Flat, dotted
 from remora.configs.errors import ConfigError
 from remora.configs.positions import Document, Mark, parse_yaml, read_text
@@ -23,7 +24,7 @@ from remora.configs.validation_messages import KeyPath, shown
 BUILDER = "ray.serve.llm:build_openai_app"
 BUILDERS = (BUILDER, "ray.serve.llm.build_openai_app", "ray.llm.serve:build_openai_app")
 CONFIGS = "llm_configs"
-SYSTEM = "ray_serve_llm"
+SYSTEM: System = "ray_serve_llm"
 
 
 def flatten(data: Mapping[str, Any]) -> Flat:

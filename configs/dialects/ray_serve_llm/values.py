@@ -14,7 +14,6 @@ from remora.configs.dialects.rules import (
     Settings,
     never,
 )
-from remora.configs.dialects.vllm.model_values import NO_HUB
 
 _SOURCE, _BUNDLE = "model_loading_config.model_source", "placement_group_config.bundle_per_worker"
 _SCALING = "deployment_config.autoscaling_config."
@@ -26,19 +25,19 @@ _GPU_TYPE = "accelerator_type:"
 def _of_id(value: str, given: Mapping[str, Any]) -> Effect:
     if given.get(_SOURCE):
         return Effect({"model.served_name": value})
-    return Effect({"model.served_name": value, "model.path": value}, NO_HUB)
+    return Effect({"model.served_name": value, "model.path": value})
 
 
 MODEL_ID = Means(
     keys=("model.served_name", "model.path"),
     reads=_of_id,
-    how=f"without model_source also the model's path; {NO_HUB}",
+    how="without model_source also the model's path",
 )
 
 
 def _of_source(value: Any, given: Mapping[str, Any]) -> Effect:
-    if not isinstance(value, str) or "://" in value:
-        raise Refusal("weights are read from local files; mount the store or copy the directory")
+    if not isinstance(value, str):
+        raise Refusal("give a directory, a name of the hub or a URL (s3://, gs://) as a text")
     return Effect({"model.path": value})
 
 
@@ -47,7 +46,7 @@ def _to_source(settings: Settings) -> Any:
     return path if path and path != settings.get("model.served_name") else UNSAID
 
 
-SOURCE = Means(keys=("model.path",), reads=_of_source, writes=_to_source, how=NO_HUB)
+SOURCE = Means(keys=("model.path",), reads=_of_source, writes=_to_source)
 
 
 def _of_lora_path(value: str, given: Mapping[str, Any]) -> Effect:

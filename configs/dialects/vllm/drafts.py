@@ -91,7 +91,7 @@ def _part(given: Mapping[str, Any], *names: str) -> Effect | Harmless:
     """Return the settings that follow from some of the options."""
     options = _options(given)
     name = _method(options)
-    method, settings = _METHODS[name], {}
+    method, settings = _METHODS[name], dict[str, Any]()
     if "method" in names:
         settings[_METHOD] = method
         if name == "suffix":

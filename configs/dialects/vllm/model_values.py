@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,18 +16,11 @@ from remora.configs.dialects.rules import (
     never,
 )
 from remora.configs.dialects.shared_rules import ROUNDED
-from remora.configs.sections.model import HUB_ID
-
-NO_HUB = "Hub ids are refused at the start, as nothing is downloaded; directories are not"
 
 # model
 
 
-def _of_model(value: str, given: Mapping[str, Any]) -> Effect:
-    return Effect({"model.path": value}, NO_HUB if re.fullmatch(HUB_ID, value) else "")
-
-
-MODEL = Means(keys=("model.path",), reads=_of_model, how=NO_HUB)
+MODEL = Sets(key="model.path")
 
 
 def _of_names(value: Sequence[str], given: Mapping[str, Any]) -> Settings:

@@ -106,9 +106,9 @@ def _find(written: str, inline: str | None) -> tuple[str, Parameter | None, bool
     if name.startswith("enable-"):
         opposites.append(f"disable-{name.removeprefix('enable-')}")
     for opposite in opposites:
-        parameter = known.get(opposite)
-        if parameter is not None and parameter.type == "bool":
-            return parameter.name, parameter, True
+        positive = known.get(opposite)
+        if positive is not None and positive.type == "bool":
+            return positive.name, positive, True
     return written if written.startswith("--") else f"--{name}", None, False
 
 

@@ -19,15 +19,12 @@ _BALANCER = Refused(
 _SUPERVISOR = NoEffect("Ray Serve probes replicas; there is no supervisor")
 _OWN_CODE = Refused("Python code from outside the package is not loaded into the server")
 _DETAIL = Refused("not offered: this measurement; /metrics lists what is measured")
-_REVISION = Refused(
-    "nothing is downloaded at start-up; fetch the revision with `hf download`, and set model.path "
-    "to its directory"
-)
+_REVISION = Refused("the revision is part of the model's name: OWNER/NAME@REVISION")
 _KERNELS = NoEffect("remora chooses the kernels; same outputs")
 _PRODUCTS = NoEffect("products of weights have one set of kernels for each device")
 _ADAPTER_KERNELS = NoEffect("there is one set of adapter kernels for each device; same outputs")
 _SLEEP = NoEffect("waking reads the weights from their files again (engine.sleep_mode)")
-_COHERE = NoEffect("Cohere's chat API is not served; its rerank API has no such option")
+_COHERE = NoEffect("answers of Cohere's API have one form here, whatever the model")
 _NO_GRPC = Refused("not offered: gRPC; the HTTP APIs are in docs/http-api.md")
 _OFFLOADED = NoEffect("no page leaves the device's memory")
 
@@ -139,9 +136,7 @@ MODEL: Mapping[str, Rule] = {
         only=("auto", "hf"),
         otherwise="not offered: Mistral's params.json; use the checkpoint in Hugging Face layout",
     ),
-    "--hf-token": Refused(
-        "a secret must not be in a configuration; set the variable HF_TOKEN for `hf download`"
-    ),
+    "--hf-token": Refused("a secret must not be in a configuration; set the variable HF_TOKEN"),
     "--model-class-overrides": _OWN_CODE,
     "--logits-processors": Refused(
         "processors apply to requests that name them: list them in engine.logit_processors"
@@ -151,7 +146,7 @@ MODEL: Mapping[str, Rule] = {
     "--sleep-preserve-parameter-names": _SLEEP,
     "--enable-cumem-allocator": _SLEEP,
     "--safetensors-prefetch-block-size": NoEffect("the system chooses how much is read at once"),
-    "--ignore-patterns": NoEffect("nothing is downloaded at start-up"),
+    "--ignore-patterns": NoEffect("only files that the model needs are downloaded"),
     "--use-tqdm-on-load": NoEffect("the log names what is loaded"),
     "--pt-load-map-location": NoEffect("PyTorch files are read into host memory"),
     "--max-parallel-loading-workers": NoEffect("each rank reads only its part of the files"),
