@@ -101,8 +101,8 @@ def of_misspelt_parameters() -> Iterator[Wrong]:
         if number % 6:
             continue
         typo = parameter.name + "x"
-        says = f"{typo} = 'v': {DIALECTS[system].title} has no such parameter; did you mean --"
-        if number % 12:
+        says = f"{typo} = 'v': {DIALECTS[system].name} has no such parameter; did you mean "
+        if number % 12 and system != "ray_serve_llm":  # whose dialect is of files only
             yield Wrong(args=("--dialect", system, "--", typo, "v"), says=(says,))
             continue
         name = typo.removeprefix("--")
@@ -136,6 +136,12 @@ def of_mistyped_parameters() -> Iterator[Wrong]:
                 args=("--dialect", system, "--", "--checkpoint-path", "m"),
                 env={parameter.env: "{soon"},
                 says=(parameter.env + says[0], kind),
+            )
+        elif system == "ray_serve_llm":
+            yield in_file(
+                f"{HEAD}      dialect: {system}\n      args:\n        {parameter.name}: '{{soon'\n",
+                f"FOLDER/a.yaml:6:9: {parameter.name}{says[0]}",
+                kind,
             )
         else:
             yield Wrong(
@@ -190,7 +196,7 @@ FAULTS = [
     Wrong(args=("--dialect", "lightllm", "--", "--grouping_key", "a"), says=("--grouping_key = ['a']: refused: expected name=value",)),
     Wrong(args=("--dialect", "rtp_llm", "--", "--world-size", "4", "--tp-size", "2"), says=("--world-size = 4: refused: --tp-size", "make them agree")),
     Wrong(args=("--dialect", "rtp_llm", "--", "--checkpoint-path", "FOLDER", "--ft-alog-conf-path", "/no/log.conf"), says=("--ft-alog-conf-path: metrics.log_config = '/no/log.conf': no such file",)),
-    Wrong(args=("--dialect", "vllm", "--", "--model", "m"), says=("--dialect vllm: must be one of sglang, lightllm",)),
+    Wrong(args=("--dialect", "nim", "--", "--model", "m"), says=("--dialect nim: must be one of sglang, lightllm",)),
     Wrong(args=("--dialect", "sglang", "--", "model"), says=("model.path: required key is missing",)),
     sglang("x", "--tp", "2", says=("x: expected an option that begins with --",)),
     sglang("--speculative-algorithm", "EAGLE3", says=("--speculative-algorithm = 'EAGLE3': refused: EAGLE3 needs --speculative-draft",)),
@@ -238,7 +244,7 @@ FAULTS = [
     in_file("http_optons: {}\n" + GOOD, "FOLDER/a.yaml:1:1: http_optons = {}: unknown key; did you mean http_op"),
     in_file(GOOD + "    route_prefx: /\n", "FOLDER/a.yaml:5:5: applications[0].route_prefx = '/': unknown key; did you mean app"),
     in_file(GOOD + "    route_prefix: a\n", "FOLDER/a.yaml:5:19: applications[0].route_prefix = 'a': must begin with /"),
-    in_file(HEAD + "      dialect: vllm\n      args: {}\n", "FOLDER/a.yaml:4:16: dialect = 'vllm': must be one of"),
+    in_file(HEAD + "      dialect: nim\n      args: {}\n", "FOLDER/a.yaml:4:16: dialect = 'nim': must be one of"),
     in_file(HEAD + "      dialect: sglang\n      args: [1]\n", "FOLDER/a.yaml:5:13: args = [1]: expected"),
     in_file(HEAD + "      profile: tpu\n", "FOLDER/a.yaml:4:16: profile = 'tpu': must be one of"),
     in_file(HEAD + "      model: {path: /no/where}\n", "FOLDER/a.yaml:4: model.path = '/no/where': no such folder"),

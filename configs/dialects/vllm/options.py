@@ -13,6 +13,7 @@ from typing import Any
 from remora.configs.dialects.catalogue import Parameter, catalogue, plain, spellings
 from remora.configs.dialects.values import is_bool_text
 from remora.configs.errors import ConfigError
+from remora.configs.validation_messages import shown
 
 _MODULE, _IMAGE = "vllm.entrypoints", "vllm-openai"
 _SHORT_LEVEL = "-O"
@@ -80,6 +81,8 @@ def _in_one_form(tokens: list[str]) -> Iterator[str]:
                 level, position = tokens[position], position + 1
             yield from ("--optimization-level", level)
             continue
+        if equals and _is_no_flag(parameter, inline):
+            raise ConfigError(f"{written} = {shown(inline)}: expected true or false")
         values = _values(parameter, tokens[position:]) if not equals else [inline]
         position += 0 if equals else len(values)
         if is_off:
@@ -89,6 +92,10 @@ def _in_one_form(tokens: list[str]) -> Iterator[str]:
         yield from (name, *values)
     for name, found in objects.items():
         yield from (name, json.dumps(found))
+
+
+def _is_no_flag(parameter: Parameter | None, value: str) -> bool:
+    return parameter is not None and parameter.type == "bool" and not is_bool_text(value)
 
 
 def _find(written: str, inline: str | None) -> tuple[str, Parameter | None, bool]:

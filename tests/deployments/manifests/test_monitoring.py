@@ -13,7 +13,7 @@ import yaml
 
 from remora.deployments.observing.vllm_metrics import NAMES
 from tests.deployments.manifests.tools import CHART, ROOT, needs, promtool
-from tests.deployments.metric_names import (
+from tests.deployments.observing.metric_names import (
     all_metrics,
     full_metrics,
     gateway_metrics,

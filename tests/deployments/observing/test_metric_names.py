@@ -20,7 +20,7 @@ from remora.deployments.observing.ray_metrics import RayMetrics
 from remora.deployments.observing.telemetry import Telemetry
 from remora.deployments.observing.vllm_metrics import NAMES
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
-from tests.deployments.metric_names import all_metrics, full_metrics
+from tests.deployments.observing.metric_names import all_metrics, full_metrics
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -15,7 +15,7 @@ from remora.deployments.cli.main import app
 from tests.configs.dialects.launch_commands import FILES
 from tests.deployments.fakes import FakeServer, make_client
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
 COMMANDS = [
     line
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
