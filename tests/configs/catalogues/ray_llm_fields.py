@@ -62,10 +62,9 @@ def fields(path: Path) -> list[Fact]:
 
 
 def _of_class(sources: Sources, prefix: str, module: str, name: str) -> Iterator[Fact]:
-    definition = sources.find(module, name)
-    if definition is None or not isinstance(definition[1], ast.ClassDef):
+    place, node = sources.find(module, name) or (module, None)
+    if not isinstance(node, ast.ClassDef):
         raise LookupError(f"{module} has no class {name}")
-    place, node = definition
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
             kind, choices = type_of(kind_of(sources, place, each.annotation))

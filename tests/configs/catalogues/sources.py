@@ -111,10 +111,9 @@ def of_field(
     sources: Sources, module: str, name: str, attribute: str
 ) -> tuple[str, Any, tuple[Any, ...] | None]:
     """Return type, default and choices of a field of a class or of those above it."""
-    definition = sources.find(module, name)
-    if definition is None or not isinstance(definition[1], ast.ClassDef):
+    place, node = sources.find(module, name) or (module, None)
+    if not isinstance(node, ast.ClassDef):
         raise LookupError(f"{module} has no class {name}")
-    place, node = definition
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == attribute:
             kind, choices = type_of(kind_of(sources, place, each.annotation))

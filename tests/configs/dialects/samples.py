@@ -176,23 +176,21 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 
-COMPANIONS |= {
-    ("vllm", name): given
-    for name, given in {
-        "--allowed-headers": {"--allowed-origins": ["https://chat.example.com"]},
-        "--allow-credentials": {"--allowed-origins": ["https://chat.example.com"]},
-        "--enable-log-outputs": {"--enable-log-requests": True},
-        "--safetensors-prefetch-num-threads": {"--safetensors-load-strategy": "prefetch"},
-        "--max-num-active-seqs": {"--max-num-seqs": 64},
-        "--spec-method": {"--spec-model": "/draft"},
-        "--spec-tokens": {"--spec-method": "ngram"},
-        "--nnodes": {"--tensor-parallel-size": 6},
-        "--master-port": {"--tensor-parallel-size": 2},
-        "--numa-bind-nodes": {"--tensor-parallel-size": 1},
-        "--distributed-timeout-seconds": {"--tensor-parallel-size": 2},
-        "--cpu-distributed-timeout-seconds": {"--tensor-parallel-size": 2},
-    }.items()
+_VLLM: dict[str, dict[str, Any]] = {
+    "--allowed-headers": {"--allowed-origins": ["https://chat.example.com"]},
+    "--allow-credentials": {"--allowed-origins": ["https://chat.example.com"]},
+    "--enable-log-outputs": {"--enable-log-requests": True},
+    "--safetensors-prefetch-num-threads": {"--safetensors-load-strategy": "prefetch"},
+    "--max-num-active-seqs": {"--max-num-seqs": 64},
+    "--spec-method": {"--spec-model": "/draft"},
+    "--spec-tokens": {"--spec-method": "ngram"},
+    "--nnodes": {"--tensor-parallel-size": 6},
+    "--master-port": {"--tensor-parallel-size": 2},
+    "--numa-bind-nodes": {"--tensor-parallel-size": 1},
+    "--distributed-timeout-seconds": {"--tensor-parallel-size": 2},
+    "--cpu-distributed-timeout-seconds": {"--tensor-parallel-size": 2},
 }
+COMPANIONS |= {("vllm", name): given for name, given in _VLLM.items()}
 COMPANIONS[("ray_serve_llm", "placement_group_config.strategy")] = {
     "engine_kwargs.tensor_parallel_size": 2
 }

@@ -124,7 +124,9 @@ _GROUPS = {
 @cache
 def _registry() -> Registry[Any]:
     definitions = json.loads((SCHEMAS / "_definitions.json").read_text(encoding="utf-8"))
-    return Registry().with_resource(definitions["$id"], Resource.from_contents(definitions))
+    described = Resource.from_contents(definitions)
+    registry: Registry[Any] = Registry().with_resource(definitions["$id"], described)
+    return registry
 
 
 def faults_of(resource: Object) -> list[str]:
@@ -158,4 +160,4 @@ def serve_config_of(service: Object) -> dict[str, Any]:
 
 def selects(labels: Mapping[str, str], of: Object) -> bool:
     """Return whether a selector's `matchLabels` select the pods of a template."""
-    return labels.items() <= of["metadata"]["labels"].items()
+    return bool(labels.items() <= of["metadata"]["labels"].items())

@@ -46,7 +46,7 @@ EVERYTHING = {
     "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
     "extraVolumeMounts": [{"name": "models", "mountPath": "/models"}],
 }
-ACCEPTED = {
+ACCEPTED: dict[str, Object] = {
     "defaults": {},
     "everything": EVERYTHING,
     "nothing optional": {
@@ -55,7 +55,7 @@ ACCEPTED = {
     },
     "from zero": {"replicas": {"min": 0, "max": 4}},
 }
-REFUSED = {
+REFUSED: dict[str, tuple[Object, str]] = {
     "an unknown key": ({"replicas": {"most": 2}}, "most"),
     "half a CPU": ({"resources": {"worker": {"cpu": 0.5}}}, "cpu"),
     "no replica": ({"replicas": {"min": 0, "max": 0}}, "max"),

@@ -79,7 +79,7 @@ def test_a_dashboards_panels_fit_and_explain_themselves(path: Path) -> None:
     variables = {variable["name"] for variable in found["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)\}?", json.dumps(found))) - {"__rate_interval", "__all"}
     assert used <= variables
-    seen = set()
+    seen = set[tuple[int, int]]()
     for panel in found["panels"]:
         grid = panel["gridPos"]
         assert grid["x"] + grid["w"] <= 24
