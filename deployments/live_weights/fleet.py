@@ -20,7 +20,6 @@ from remora.deployments.http.generation.weight_update import (
     Update,
     WeightPart,
 )
-from remora.deployments.live_weights.instance import copy_weights
 from remora.deployments.live_weights.replica import ReplicaWeights, WeightsState
 
 log = logging.getLogger(__name__)
@@ -143,6 +142,9 @@ class Fleet:
         _check(await self._peers.all("install", name))
 
     async def _update_from_instance(self, order: InstanceUpdate) -> None:
+        # Imports an HTTP client, for which few replicas have a use.
+        from remora.deployments.live_weights.instance import copy_weights
+
         upload = f"instance-{secrets.token_hex(8)}"
         self._is_copying = True
         try:

@@ -13,11 +13,7 @@ from remora.configs.environment import cache_dir
 from remora.configs.planning.loading import Loading
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.model import ModelSection
-from remora.engine.encoders.architectures import encoder_architecture, parse_encoder
 from remora.engine.models.checkpoint import read_raw_config
-from remora.engine.models.implementation import implementation_of
-from remora.engine.pooling.facts import pooling_task
-from remora.engine.pooling.load import parse_decoder
 from remora.engine.sources.model_files import Weights
 from remora.engine.sources.models import Wanted
 from remora.engine.weights.resolve_model import resolve_model
@@ -53,6 +49,12 @@ def locate_draft(config: ServeConfig, *, show_progress: bool = False) -> Path | 
 
 def check_served(model: ModelSection, folder: Path) -> None:
     """Raise ConfigError if a model cannot be served, by its configuration alone."""
+    # These import torch, for which a gateway that locates a tokenizer has no use.
+    from remora.engine.encoders.architectures import encoder_architecture, parse_encoder
+    from remora.engine.models.implementation import implementation_of
+    from remora.engine.pooling.facts import pooling_task
+    from remora.engine.pooling.load import parse_decoder
+
     if pooling_task(folder, model.task, model.config_overrides) is None:
         implementation_of(folder, Loading.of(model))
         return

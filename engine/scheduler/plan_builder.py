@@ -135,7 +135,8 @@ class PlanBuilder:
         self, order: SequenceABC[Sequence], starts: SequenceABC[int]
     ) -> EmbeddedTokens | None:
         """Return the embeddings that are given for the step's tokens."""
-        if all(seq.request.embeddings is None for seq in order):
+        # A list: a generator would cost a call for each row.
+        if not [seq for seq in order if seq.request.embeddings is not None]:
             return None
         return EmbeddedTokens.of(
             (seq.request.embeddings, start, self._counts[seq])

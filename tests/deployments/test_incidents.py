@@ -113,9 +113,14 @@ def test_a_line_that_executes_its_input_is_found(line: str) -> None:
 
 # HTTP clients; only `deployments/bench` and `cli` may use them.
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib3", "urllib.request", "http.client", "ftplib"}
-# Sends metrics to the configured address, which no request can change.
-PUSHER = ROOT / "deployments" / "observing" / "metrics_push.py"
-SERVED = [p for p in SOURCES if not {"bench", "cli"} & set(p.parts) and p != PUSHER]
+# What asks configured addresses only, which no request can change: metrics are sent there, weights
+# taken from there, and models downloaded.
+CONFIGURED = [
+    ROOT / "deployments" / "observing" / "metrics_push.py",
+    ROOT / "deployments" / "live_weights" / "instance.py",
+    ROOT / "engine" / "sources" / "modelscope.py",
+]
+SERVED = [p for p in SOURCES if not {"bench", "cli"} & set(p.parts) and p not in CONFIGURED]
 
 
 def test_the_server_imports_no_http_client() -> None:

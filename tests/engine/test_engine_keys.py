@@ -168,6 +168,7 @@ class FewTokens:
     """As much of a tokenizer as an engine asks."""
 
     eos_token_ids = (0,)
+    takes_text = True
 
 
 @pytest.mark.observes("engine.overlap")

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from remora.configs.dialects.resolve import resolve
@@ -87,6 +86,8 @@ def _load(deployment: Mapping[str, Any]) -> str:
 
 def _server_load(http: Mapping[str, Any], route_prefix: str) -> str:
     """Return what the replica's /load reports; - if it cannot be asked without a key."""
+    import httpx  # 0.1 s that other commands do without
+
     host = str(http.get("host") or "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     url = f"http://{host}:{http.get('port', 8000)}{route_prefix.rstrip('/')}/load"
@@ -97,6 +98,8 @@ def _server_load(http: Mapping[str, Any], route_prefix: str) -> str:
 
 def _status(dashboard: str) -> dict[str, Any]:
     """Return Serve's status. Raises Failure."""
+    import httpx
+
     try:
         reply = httpx.get(
             f"{dashboard}/api/serve/applications/", headers=_headers(), timeout=_TIMEOUT_S

@@ -73,7 +73,7 @@ def test_nothing_is_set_while_the_algorithm_is_not_given() -> None:
     [
         ("sglang", "speculative-algorithm", "EAGLE3", "needs --speculative-draft-model-path"),
         ("sglang", "speculative-algorithm", "STANDALONE", "needs --speculative-draft-model-path"),
-        ("sglang", "speculative-draft-model-revision", "v2", "no revisions"),
+        ("sglang", "speculative-draft-model-revision", "v2", "part of the draft"),
         ("sglang", "speculative-eagle-topk", 4, "1 works, a chain"),
         ("sglang", "speculative-ngram-max-bfs-breadth", 4, "1 works, a chain"),
         ("sglang", "speculative-ngram-match-type", "PROB", "BFS works"),

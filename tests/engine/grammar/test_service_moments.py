@@ -34,7 +34,8 @@ class Compiler:
 def service(monkeypatch: pytest.MonkeyPatch) -> GrammarService:
     tokenizer: Any = SimpleNamespace(takes_text=True)
     made = GrammarService(GrammarSection(), tokenizer, vocab_size=257, eos_token_ids=(256,))
-    monkeypatch.setattr(made, "_ready", lambda: (Compiler(), Compiler()))
+    monkeypatch.setattr(made, "_ready", Compiler)
+    monkeypatch.setattr(made, "_ready_loader", Compiler)
     return made
 
 
