@@ -124,6 +124,14 @@ class Tokenizer:
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Return the first character of each token of a text and the one after its last.
+
+        Tokens that are added around the text are at (0, 0).
+        """
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=True)
+        return list(encoding.offsets)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids. Invalid UTF-8 becomes U+FFFD."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -72,6 +72,9 @@ class CharTokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        return [(start, start + 1) for start in range(len(text))]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         kept = [id_ for id_ in ids if not (skip_special_tokens and id_ == EOS)]
         return "".join(map(self.token_text, kept))

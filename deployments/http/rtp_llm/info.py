@@ -27,13 +27,9 @@ async def tokenizer_encode(server: ServerState, body: TokenizerEncodeBody) -> di
     answer: dict[str, Any] = {"token_ids": ids, "error": ""}
     if not body.return_offsets_mapping:
         return answer | {"tokens": [tokenizer.token_text(token_id) for token_id in ids]}
-
-    def offsets() -> list[tuple[int, int]]:
-        (encoding,) = tokenizer.backend.encode_batch([text], add_special_tokens=True)
-        places: list[tuple[int, int]] = encoding.offsets
-        return places
-
-    places = await server.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, offsets)
+    places = await server.encoder.off_loop_if(
+        len(text) > OFF_LOOP_CHARS, lambda: tokenizer.places(text)
+    )
     return answer | {"tokens": [], "offset_mapping": places}
 
 
