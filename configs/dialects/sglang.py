@@ -24,6 +24,7 @@ from remora.configs.dialects.shared_rules import (
     CRITICAL,
     DTYPE,
     LEVELS,
+    LOADER,
     LOG_LEVEL,
     REASONING,
     TOKENIZER_MODE,
@@ -137,7 +138,7 @@ RULES: Mapping[str, Rule] = {
     "--quantization-param-path": values.KV_SCALES,
     "--torchao-config": values.TORCHAO,
     "--json-model-override-args": Sets(key="model.config_overrides"),
-    "--model-loader-extra-config": values.LOADER,
+    "--model-loader-extra-config": LOADER,
     "--weight-loader-disable-mmap": Sets(key="model.mmap", invert=True),
     "--delete-ckpt-after-loading": Sets(key="model.delete_after_load"),
     # HTTP

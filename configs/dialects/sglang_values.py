@@ -96,27 +96,6 @@ def _of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settin
 LORA = Means(keys=("lora.dynamic",), reads=_of_lora)
 
 
-def _of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
-        raise Refusal("expected an object of enable_multithread_load and num_threads")
-    if not value:
-        return Harmless("the number of threads does not change")
-    is_many = value.get("enable_multithread_load", False)
-    return {"model.load_threads": value.get("num_threads", 8) if is_many else 1}
-
-
-def _to_loader(settings: Settings) -> Any:
-    threads = settings.get("model.load_threads")
-    if threads is None:
-        return UNSAID
-    if threads == 1:
-        return {"enable_multithread_load": False}
-    return {"enable_multithread_load": True, "num_threads": threads}
-
-
-LOADER = Means(keys=("model.load_threads",), reads=_of_loader, writes=_to_loader)
-
-
 def _of_trace(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("no spans are sent")

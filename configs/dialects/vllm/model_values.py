@@ -215,23 +215,6 @@ LOAD_FORMAT = Sets(
 )
 
 
-def _of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
-        raise Refusal("expected an object of enable_multithread_load and num_threads")
-    if not value:
-        return Harmless("the number of threads does not change")
-    is_many = value.get("enable_multithread_load", False)
-    return {"model.load_threads": value.get("num_threads", 8) if is_many else 1}
-
-
-def _to_loader(settings: Settings) -> Any:
-    threads = settings.get("model.load_threads")
-    if threads is None:
-        return UNSAID
-    return {"enable_multithread_load": threads > 1, "num_threads": threads}
-
-
-LOADER = Means(keys=("model.load_threads",), reads=_of_loader, writes=_to_loader)
 STRATEGY = Sets(
     key="model.mmap",
     table={"lazy": True, "eager": False, "prefetch": True},

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Rule, Sets
 from remora.configs.dialects.sglang_values import CONFIG_FILE
-from remora.configs.dialects.shared_rules import DTYPE, TRUST_CODE
+from remora.configs.dialects.shared_rules import DTYPE, LOADER, TRUST_CODE
 from remora.configs.dialects.vllm import (
     drafts,
     engine_values,
@@ -93,7 +93,7 @@ MODEL: Mapping[str, Rule] = {
     "--load-format": model_values.LOAD_FORMAT,
     "--safetensors-load-strategy": model_values.STRATEGY,
     "--safetensors-prefetch-num-threads": model_values.PREFETCH,
-    "--model-loader-extra-config": model_values.LOADER,
+    "--model-loader-extra-config": LOADER,
     "--enable-lora": values.LORA,
     "--lora-modules": values.MODULES,
     "--max-loras": Sets(key="lora.max_loras_per_batch", how="the base model takes no slot"),
