@@ -161,7 +161,7 @@ class Sources:
                     from remora.lora import hub
 
                     return hub.stamp(repo)
-        except Exception as error:  # of any library; a load reports it
+        except Exception as error:  # a boundary of several libraries: a load reports it
             logger.debug("no stamp of %s: %s", shown(source), scrubbed(error))
         return ""
 

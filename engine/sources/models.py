@@ -99,7 +99,7 @@ def pinned(model: HubModel) -> HubModel:
     repo = _repo(model)
     try:
         return model.at(hub.commit_of(repo))
-    except Exception as error:  # of any library; fetching reports it
+    except Exception as error:  # a boundary of several libraries: fetching reports it
         logger.info("%s: the hub does not name its commit (%s)", model.text, scrubbed(error))
         snapshot = hub.cached_snapshot(repo)
         return model if snapshot is None else model.at(snapshot.name)
