@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from remora.configs.sections.limits import LimitsSection
 from remora.deployments.http.core import body_limits as limits
+from remora.deployments.http.core.edge import Edge
 from remora.deployments.http.core.sse import Chunk, ChunkWriter, EventStream
 from remora.deployments.http.core.wire_formats import OPENAI
 from remora.deployments.http.generation.server_state import ServerState
@@ -188,3 +190,45 @@ async def test_a_client_that_takes_nothing_loses_its_stream() -> None:
 
     assert closed.is_set()
     assert refused == ["stream_timeout_s"]
+
+
+_SCOPE = {
+    "type": "http",
+    "method": "GET",
+    "path": "/",
+    "raw_path": b"/",
+    "query_string": b"",
+    "headers": [],
+}
+
+
+@pytest.mark.parametrize(("begins", "logged"), [(True, 0), (False, 1)])
+async def test_a_lost_connection_is_an_error_only_before_the_answer(
+    begins: bool, logged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[Message] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        if begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ConnectionResetError("closed")
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    edge = Edge(
+        app,
+        limits=LimitsSection,
+        dialect_of=lambda _: OPENAI,
+        echo_request_id=False,
+        count=lambda _route, _status: None,
+        count_refusal=lambda _: None,
+    )
+    with caplog.at_level(logging.ERROR):
+        await edge(dict(_SCOPE), receive, send)
+
+    assert len(caplog.records) == logged
+    assert sent[0]["status"] == (200 if begins else 500)
