@@ -132,8 +132,9 @@ def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
 
     assert not faults, "\n".join(faults[:10])
     assert asked.total() >= NUM_CASES
-    # Otherwise nearly all cases were refused; 403 are routes that this configuration switches off.
-    assert asked[200] > (asked.total() - asked[403]) / 3, asked
+    # Otherwise nearly all cases were refused. Not counted: routes that this configuration switches
+    # off (403) and generated ids of things that do not exist (404).
+    assert asked[200] > (asked.total() - asked[403] - asked[404]) / 4, asked
     assert answered >= EXAMPLES.keys() - REFUSED
 
 
