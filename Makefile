@@ -17,6 +17,9 @@ SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
 
+# Servers and workers of tests are processes of their own: with bytecode on disk none compiles again.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 # A Ray keeps all cores busy by itself; tests without one run side by side.
 test: $(STAMP)  ## Run the tests, less the slow ones
 	$(BIN)/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) --dist loadscope --no-loadscope-reorder

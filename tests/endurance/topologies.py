@@ -104,8 +104,10 @@ class Topology:
         asks = generation_asks(self.num_tokens)
         if self.has_adapters:
             some = [*asks[:2], asks[4]]
-            asks += of_adapters(some, ADAPTERS)
-            asks += [replace(ask, may_be_missing=True) for ask in of_adapters(some, [GUEST])]
+            base = "m:" if self.name == "soak" else ""  # adapters behind a gateway
+            asks += of_adapters(some, [base + name for name in ADAPTERS])
+            guests = of_adapters(some, [base + GUEST])
+            asks += [replace(ask, may_be_missing=True) for ask in guests]
         if self.name in ("gateway", "soak"):
             asks += embedding_asks("e")
         if self.name == "soak":
@@ -143,7 +145,7 @@ def _lora(checkpoints: Checkpoints) -> dict[str, Any]:
 
 
 def _soak(checkpoints: Checkpoints) -> dict[str, Any]:
-    ranks = {"tp_size": 2, "cpus_per_rank": 0.1}
+    ranks = {"tp_size": 3, "cpus_per_rank": 0.1}
     sections = {"parallel": ranks, "lora": _dynamic_lora(checkpoints)}
     return {"models": _models(checkpoints, **sections), "api": {"tool_parser": "hermes"}}
 

@@ -57,7 +57,7 @@ def ensure_installed(peer: Peer) -> None:
 def _run(command: Sequence[str], purpose: str, extra: Mapping[str, str] | None = None) -> None:
     """Run niced, its output to standard error. Raises PeerError."""
     done = subprocess.run(
-        ["nice", "-n", "19", *command], stdout=sys.stderr, env={**os.environ, **(extra or {})}
+        ["nice", "-n", "0", *command], stdout=sys.stderr, env={**os.environ, **(extra or {})}
     )
     if done.returncode != 0:
         raise PeerError(f"could not {purpose} ({' '.join(command)} ended with {done.returncode})")
