@@ -104,16 +104,20 @@ class Clients:
         until: asyncio.Event,
         *,
         leaving: float = 0.0,
+        pause_s: float = 0.0,
     ) -> None:
         """Send requests one after another until the event is set.
 
         leaving:  share of requests whose client leaves early
+        pause_s:  between two requests, at most
         """
         while not until.is_set():
             leaves = chance.randrange(30) if chance.random() < leaving else None
             seen = await self.send(chance.choice(asks), leaves_after=leaves)
             if seen.end is not End.COMPLETE or seen.status != 200:
                 await asyncio.sleep(0.2)  # as a client that backs off
+            if pause_s:
+                await asyncio.sleep(chance.uniform(0, pause_s))
 
 
 async def learn(url: str, asks: Sequence[Ask]) -> dict[str, Answer]:

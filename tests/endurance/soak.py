@@ -32,7 +32,9 @@ from tests.endurance.traffic import Ask, bad_asks
 NUM_CLIENTS = 3
 LEAVING = 0.15  # share of requests whose client leaves
 SAMPLE_PERIOD_S = 5.0
-CANARY_PAUSE_S = 0.05
+CANARY_PAUSE_S = 0.2
+# Between two requests of a client, at most. Latencies of a busy server are those of its queue.
+PAUSE_S = 2.0
 WARM_UP_S = 20.0
 
 
@@ -49,7 +51,13 @@ async def soak(
         async with Clients(server.url, "mix") as mix, Clients(server.url, "canary") as canary:
             work = [
                 asyncio.create_task(
-                    mix.repeat(asks, random.Random(f"{seed} {number}"), over, leaving=LEAVING)
+                    mix.repeat(
+                        asks,
+                        random.Random(f"{seed} {number}"),
+                        over,
+                        leaving=LEAVING,
+                        pause_s=PAUSE_S,
+                    )
                 )
                 for number in range(NUM_CLIENTS)
             ]
