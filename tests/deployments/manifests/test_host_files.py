@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from remora.configs.environment import cache_dir
 from remora.deployments.cli.main import app
 from remora.deployments.serve_environment import ENVIRONMENT
-from tests.deployments.manifests.tools import MANIFESTS, ROOT, needs, served_paths
+from tests.deployments.manifests.tools import MANIFESTS, served_paths
+from tests.programs import ROOT, needs
 
 CONTAINERFILE = (MANIFESTS / "Containerfile").read_text(encoding="utf-8")
 UNIT = (MANIFESTS / "remora.service").read_text(encoding="utf-8")

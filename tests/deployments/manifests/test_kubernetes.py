@@ -20,7 +20,8 @@ from tests.deployments.manifests.objects import (
     selects,
     serve_config_of,
 )
-from tests.deployments.manifests.tools import CHART, MANIFESTS, needs, render, served_paths
+from tests.deployments.manifests.tools import CHART, MANIFESTS, render, served_paths
+from tests.programs import needs
 
 PLAIN = sorted((MANIFESTS / "kuberay").glob("*.yaml"))
 TEMPLATES = sorted((CHART / "templates").iterdir())

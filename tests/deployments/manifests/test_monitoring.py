@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from remora.deployments.observing.vllm_metrics import NAMES
-from tests.deployments.manifests.tools import CHART, ROOT, needs, promtool
+from tests.deployments.manifests.tools import CHART, promtool
 from tests.deployments.observing.metric_names import (
     all_metrics,
     full_metrics,
     gateway_metrics,
     series_names,
 )
+from tests.programs import ROOT, needs
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 ALERTS = CHART / "alerts.yaml"

@@ -1,44 +1,18 @@
-"""The programs that check manifests; `make tools` fetches them.
-
-A test that needs one is skipped where it is missing. As a script, names the missing ones.
-"""
+"""What helm and promtool say of the manifests."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.programs import PACKAGES, ROOT, find
 
-ROOT = Path(__file__).resolve().parents[3]
 MANIFESTS = ROOT / "deployments" / "manifests"
 CHART = MANIFESTS / "chart"
-TOOLS = ROOT / "build" / "tools"
-PACKAGES = TOOLS / "python"
-SCHEMAS = (
-    PACKAGES / "kubernetes_validate" / "kubernetes-json-schema" / "v1.34.0-local-strict"
-)  # of Kubernetes 1.34; "strict": unknown fields are faults
-
-
-@cache
-def find(program: str) -> Path | None:
-    """Return where a program of `make tools` is, or of the system; None = nowhere."""
-    places = {
-        "helm": PACKAGES / "helm_python",
-        "schemas of Kubernetes": SCHEMAS,
-        "promtool": TOOLS / "prometheus" / "usr" / "bin" / "promtool",
-    }
-    own = places.get(program)
-    if own is not None and own.exists():
-        return own
-    found = shutil.which(program)
-    return None if found is None or program == "helm" else Path(found)
 
 
 @cache
@@ -47,11 +21,6 @@ def served_paths() -> frozenset[str]:
     from tests.deployments.fakes import make_app, methods_of
 
     return frozenset(methods_of(make_app()))
-
-
-def needs(program: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test without this program."""
-    return pytest.mark.skipif(find(program) is None, reason=f"{program} is missing: make tools")
 
 
 # In a process of its own: helm is a library of Go, with threads and signal handlers.
@@ -90,9 +59,3 @@ def promtool(*arguments: str, stdin: str = "") -> str:
         [str(program), *arguments], input=stdin, capture_output=True, text=True, timeout=60
     )
     return "" if done.returncode == 0 else done.stdout + done.stderr
-
-
-if __name__ == "__main__":
-    for name in ("helm", "schemas of Kubernetes", "promtool", "systemd-analyze"):
-        if find(name) is None:
-            sys.stdout.write(f"Not available here: {name}. Its tests were skipped.\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import socket
 import subprocess
 import time
@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+from tests.programs import find, library_path
+
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # WebDriver's name of a reference
 WAIT_S = 60.0
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Shift": "\ue008", "Alt": "\ue00a", "Tab": "\ue004"}
@@ -114,16 +115,21 @@ class Browser:
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """Start a browser with a profile of its own, which is written to a folder."""
-    assert DRIVER is not None
+    chromium, driver_program = find("chromium"), find("chromedriver")
+    assert chromium is not None
+    assert driver_program is not None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     driver = subprocess.Popen(
-        [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(driver_program), f"--port={port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "LD_LIBRARY_PATH": library_path()},
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as http:
             until_ready(http)
-            chrome = {"binary": CHROMIUM, "args": [*OPTIONS, f"--user-data-dir={profile}"]}
+            chrome = {"binary": str(chromium), "args": [*OPTIONS, f"--user-data-dir={profile}"]}
             wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
             answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()
             session = answer["value"].get("sessionId")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployments.http.playground.browser import CHROMIUM, DRIVER, Browser, browser
+from tests.deployments.http.playground.browser import Browser, browser
+from tests.programs import find
 
 # Answers of the API that the console reports: no key, a full queue, autoscaling that is off.
 EXPECTED = ("/v1/models - Failed", "/v1/chat/completions - Failed", "/autoscaling/explain - Failed")
@@ -15,8 +16,8 @@ EXPECTED = ("/v1/models - Failed", "/v1/chat/completions - Failed", "/autoscalin
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A tab of a real browser."""
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("chromium and chromedriver are not installed (apt install chromium-driver)")
+    if find("chromium") is None or find("chromedriver") is None:
+        pytest.skip("chromium or chromedriver is missing: make tools")
     with browser(tmp_path_factory.mktemp("profile")) as tab:
         yield tab
 

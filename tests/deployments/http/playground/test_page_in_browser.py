@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from tests.deployments.fakes import FakeEngine, FakeServer, make_config, make_st
 from tests.deployments.http.playground.browser import Browser
 from tests.deployments.http.playground.serving import fake
 from tests.deployments.http.playground.test_chat import ask, open_page, set_field
+from tests.programs import find, needs
 
-AXE = Path(__file__).parents[4] / "build" / "axe" / "axe.min.js"
 ANSWER = """<think>Hm.</think># A **title** with `code`
 
 | a | b |
@@ -139,7 +138,9 @@ def test_it_fits_a_phone(tab: Browser, url: str, width: int) -> None:
 def faults_found(tab: Browser, part: str = "html") -> list[str]:
     """Return what axe finds in a part of the page against WCAG 2.2 AA."""
     if not tab.script("return 'axe' in window"):
-        tab.script(AXE.read_text())
+        axe = find("axe-core")
+        assert axe is not None
+        tab.script(axe.read_text())
     code = """
         const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
         return axe.run(arguments[0], { runOnly: { type: "tag", values: tags } }).then((results) =>
@@ -149,7 +150,7 @@ def faults_found(tab: Browser, part: str = "html") -> list[str]:
     return [str(each) for each in tab.script(code, part)]
 
 
-@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not there (make axe)")
+@needs("axe-core")
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 390), ("light", 1280)])
 def test_axe_finds_nothing(tab: Browser, url: str, scheme: str, width: int) -> None:
     tab.resize(width, 800, is_phone=width < 500)
