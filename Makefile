@@ -7,6 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
+ROOT_FILES := .dev/remora/__init__.py .dev/remora/py.typed
 TOOLS := build/tools
 PROMETHEUS := prometheus=2.42.0+ds-5+deb12u1
 PROMETHEUS_SHA256 := 81d59a24fce84f7fbe97a45a4f2914b6a5881b5cd1db2a6a0e129e515e1a5f55
@@ -120,7 +121,11 @@ $(BIN)/python:
 	                       "python3-venv)." >&2; exit 1; }
 
 # An editable install is an import hook, which type checkers cannot follow; links they can.
-.dev/remora: $(FOLDERS:%=.dev/remora/%)
+.dev/remora: $(FOLDERS:%=.dev/remora/%) $(ROOT_FILES)
+
+$(ROOT_FILES):
+	@mkdir -p .dev/remora
+	@ln -sfn ../../engine/root/$(@F) $@
 
 .dev/remora/%:
 	@mkdir -p .dev/remora

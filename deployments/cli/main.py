@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.cli import (
     bench,
     chat,
@@ -52,7 +52,7 @@ app.add_typer(lora.app, name="lora")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        answer(f"remora {remora_version()}")
+        answer(f"remora {__version__}")
         raise typer.Exit
 
 
