@@ -56,14 +56,14 @@ class ProcessTeam:
         return own
 
     def load(self, plan: EnginePlan) -> None:
-        """Start the processes."""
+        """Start the processes. Raises ConfigError."""
+        devices = _devices(plan)
         self._host = Host(
             None,
             come_s=self.config.parallel.join_timeout_s,
             exchange_s=plan.step_timeout_s,
             port=self.config.parallel.rendezvous_port,
         )
-        devices = _devices(plan)
         for number in range(1, plan.num_ranks):
             rank = _Rank(number, devices[number])
             self._ranks.append(rank)
@@ -90,6 +90,8 @@ class ProcessTeam:
 
     def close(self) -> None:
         """End the processes and wait for them."""
+        if self._host is not None:
+            self._host.close()
         for rank in self._ranks:
             rank.close()
 
