@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import plain, spellings
-from remora.configs.dialects.translate import ParameterReport, State, translate
+from remora.configs.dialects.translate import State, translate
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
@@ -28,12 +28,11 @@ logger = logging.getLogger(__name__)
 
 KEYS: Mapping[str, type[BaseModel]] = {"model": ModelSection, "engine": EngineSection}
 SECTIONS = ("speculation", "parallel", "grammar", "pooling", "debug")
-# Sections that only a server reads, or whose settings LLM takes in another way.
-_ELSEWHERE = {
+ALL_SECTIONS = frozenset({*KEYS, *SECTIONS})
+# Sections that LLM has not; settings of further ones change nothing in a script.
+_REFUSED = {
     "http": "it is an option of a server",
     "api": "it is an option of a server",
-    "limits": "it is an option of a server",
-    "metrics": "it is an option of a server",
     "lora": "pass adapting = remora.lora.setup.pooling(...) instead",
 }
 
@@ -50,6 +49,8 @@ def config_of(model: str, options: Mapping[str, Any]) -> ServeConfig:
         if section is not None:
             ours.setdefault(section, {})[name] = value
         elif name in SECTIONS:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"LLM: {name} = {shown(value)}: must be a mapping of its keys")
             ours[name] = {**ours.get(name, {}), **value}
         elif plain(name) in spellings("vllm"):
             theirs[name] = value
@@ -81,16 +82,16 @@ def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return sections for vLLM's arguments. Raises ConfigError."""
     found = translate(DIALECTS["vllm"], given)
     for line in found.lines:
-        for key in line.settings:
-            if (why := _ELSEWHERE.get(key.partition(".")[0])) is not None:
-                raise ConfigError(f"LLM: {line.name} = {shown(line.value)}: refused: {why}")
-        _report(line)
-    return found.args
-
-
-def _report(line: ParameterReport) -> None:
-    is_exact = line.state is State.EXACT
-    logger.log(logging.INFO if is_exact else logging.WARNING, "LLM: %s", line)
+        sections = {key.partition(".")[0] for key in line.settings}
+        for section in sections & _REFUSED.keys():
+            raise ConfigError(
+                f"LLM: {line.name} = {shown(line.value)}: refused: {_REFUSED[section]}"
+            )
+        if sections - ALL_SECTIONS:
+            logger.warning("LLM: %s = %s: no effect here", line.name, shown(line.value))
+        elif line.state is not State.EXACT:
+            logger.warning("LLM: %s", line)
+    return {section: keys for section, keys in found.args.items() if section in ALL_SECTIONS}
 
 
 def _unknown(name: str, value: Any) -> str:

@@ -69,6 +69,7 @@ def test_an_option_is_a_key_or_an_argument_of_vllm(
         ({"zzzzz": None}, "options are keys of the sections"),
         ({"host": "0.0.0.0"}, "host = '0.0.0.0': refused: it is an option of a server"),
         ({"api_key": ["a"]}, "refused: it is an option of a server"),
+        ({"parallel": 2}, "must be a mapping"),
         ({"enable_lora": True}, r"adapting = remora\.lora\.setup"),
         ({"data_parallel_size": 2}, "LLM is one replica"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb = 4.0: refused: not"),
@@ -85,7 +86,8 @@ def test_what_is_wrong_is_named_with_what_to_do(options: dict[str, Any], says: s
 
 def test_an_argument_that_differs_here_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        config_of("a-model", {"max_model_len": 64, "enforce_eager": True})
+        config_of("a-model", {"max_model_len": 64, "enforce_eager": True, "max_logprobs": 5})
 
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith("LLM: enforce_eager = true: approximate: ")
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("LLM: enforce_eager = true: approximate: ")
+    assert second == "LLM: max_logprobs = 5: no effect here"
