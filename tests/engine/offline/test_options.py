@@ -68,7 +68,7 @@ def test_an_option_is_a_key_or_an_argument_of_vllm(
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size?"),
         ({"zzzzz": None}, "options are keys of the sections"),
         ({"host": "0.0.0.0"}, "host = '0.0.0.0': refused: it is an option of a server"),
-        ({"api_key": ["a"]}, "refused: it is an option of a server"),
+        ({"reasoning_parser": "qwen3"}, "refused: it is an option of a server"),
         ({"parallel": 2}, "must be a mapping"),
         ({"enable_lora": True}, r"adapting = remora\.lora\.setup"),
         ({"data_parallel_size": 2}, "LLM is one replica"),
