@@ -7,6 +7,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WHEEL ?= build/wheels
 FOLDERS := configs kernels engine lora deployments
+ROOT_FILES := .dev/remora/__init__.py .dev/remora/py.typed
 TOOLS := build/tools
 AXE := axe-core-4.14.1
 AXE_SHA256 := e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745
@@ -129,7 +130,11 @@ $(BIN)/python:
 	                       "python3-venv)." >&2; exit 1; }
 
 # An editable install is an import hook, which type checkers cannot follow; links they can.
-.dev/remora: $(FOLDERS:%=.dev/remora/%)
+.dev/remora: $(FOLDERS:%=.dev/remora/%) $(ROOT_FILES)
+
+$(ROOT_FILES):
+	@mkdir -p .dev/remora
+	@ln -sfn ../../engine/root/$(@F) $@
 
 .dev/remora/%:
 	@mkdir -p .dev/remora

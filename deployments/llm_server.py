@@ -34,7 +34,7 @@ from remora.configs.banner import banner
 from remora.configs.errors import InvalidRequest
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
@@ -169,7 +169,7 @@ class LLMServer:
             built.facts,
             built.machine,
             phases,
-            version=remora_version(),
+            version=__version__,
             kernels=built.kernels,
             notes=self._engine.notes,
             first_token_s=first_token_s,

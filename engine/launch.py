@@ -293,7 +293,7 @@ def _check_kind(config: ServeConfig, team: Team | None) -> Team:
     if team is None and config.parallel.num_ranks > 1:
         raise ConfigError(
             f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: only `remora "
-            "serve` runs several ranks, which Ray places; set both to 1 here"
+            "serve` and remora.LLM run several ranks; set both to 1 here"
         )
     return team or NoTeam()
 

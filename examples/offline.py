@@ -1,13 +1,9 @@
 """Generate for many prompts in a plain script: no Ray, no HTTP."""
 
-from remora.engine.llm import LLM, SamplingParams
-
-llm = LLM(model="smollm2-135m-instruct", kv_memory="512MiB")
+from remora import LLM, SamplingParams
 
 prompts = ["The capital of France is", "The capital of Japan is", "Water boils at"]
-for prompt, generation in zip(
-    prompts, llm.generate(prompts, SamplingParams(max_tokens=16, temperature=0)), strict=True
-):
-    print(f"{prompt!r} -> {generation.text!r} ({generation.finish_reason})")
 
-llm.close()
+with LLM(model="smollm2-135m-instruct", kv_memory="512MiB") as llm:
+    for answer in llm.generate(prompts, SamplingParams(max_tokens=16, temperature=0)):
+        print(f"{answer.prompt!r} -> {answer.text!r} ({answer.finish_reason})")

@@ -7,12 +7,14 @@ is a bug in remora and keeps its traceback.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from remora.configs.errors import RemoraError
 
@@ -40,6 +42,42 @@ class Commands(TyperGroup):
         except (RemoraError, Failure) as error:
             complain(str(error))
             raise typer.Exit(EXIT_FAULT) from None
+
+
+class LazyCommands(Commands):
+    """A command group that imports a command's module when the command runs.
+
+    commands_at:  name -> (where its function or its group is, as "module:attribute"; the summary
+                  that `--help` and shell completion show)
+    """
+
+    commands_at: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._loaded: dict[str, Any] = {}
+        for name, (_, summary) in self.commands_at.items():
+            self.commands[name] = TyperCommand(name, help=summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that `args` names."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else self.load(name), rest
+
+    def load(self, name: str) -> Any:
+        """Return a command with its options and arguments, whose module is imported once."""
+        if name not in self._loaded:
+            self._loaded[name] = self._import(name)
+        return self._loaded[name]
+
+    def _import(self, name: str) -> Any:
+        module, _, attribute = self.commands_at[name][0].partition(":")
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            function = found
+            found = typer.Typer(add_completion=False)
+            found.command(name)(function)
+        return typer.main.get_command(found)
 
 
 def complain(message: str) -> None:

@@ -91,6 +91,11 @@ class SamplingParams:
     beams: BeamParams | None = None
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_regex"):  # scripts give a text or a list
+            texts = getattr(self, name)
+            if not isinstance(texts, tuple):
+                found = (texts,) if isinstance(texts, str) else tuple(texts or ())
+                object.__setattr__(self, name, found)
         self._check_numbers()
         self._check_texts()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -64,6 +64,6 @@ def _show(found: Iterable[Finding]) -> None:
     for finding in found:
         levels.add(str(finding.level))
         mark = f"[{_COLOURS[finding.level]}]{finding.level:<4}[/]"
-        console.print(f"{mark} {finding.subject:<14} {escape(finding.text)}")
+        console.print(f"{mark} {escape(f'{finding.subject:<14}')} {escape(finding.text)}")
     if "fix" in levels:
         raise typer.Exit(EXIT_FAULT)

@@ -26,7 +26,9 @@ from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.version import __version__
 from remora.deployments.cli.compile import KERNELS
+from remora.deployments.cli.doctor.extras import find_extras
 from remora.kernels.cpu.build import COMPILERS, NativeUnavailable, find_compiled
 from remora.kernels.cpu.library import Library
 from remora.kernels.cpu.prebuilt import find_prebuilt, load_library
@@ -74,9 +76,11 @@ def examine(model: str) -> Iterator[Finding]:
 def check_versions() -> Iterator[Finding]:
     """Report the versions of Python and of the required packages, after importing each."""
     yield Finding(Level.OK, "Python", f"{platform.python_version()} at {sys.executable}")
-    yield Finding(Level.OK, "remora", version("remora"))
+    yield Finding(Level.OK, "remora", __version__)
     for module in _MODULES:
         yield _check_module(module)
+    for extra, text in find_extras():
+        yield Finding(Level.OK, f"[{extra}]", text)
 
 
 def _check_module(module: str) -> Finding:

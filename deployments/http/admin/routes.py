@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.admin import server as ops
 from remora.deployments.http.core.auth import ADMIN, PING, RTP_PROBES, require_operator
 from remora.deployments.http.core.fields import parse
@@ -44,7 +44,7 @@ def information_routes(server: ServerState) -> APIRouter:
 
     @router.get("/version")
     async def server_version() -> Response:
-        return JSONAnswer({"version": remora_version()})
+        return JSONAnswer({"version": __version__})
 
     @router.get("/load")
     async def load() -> Response:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
 from remora.configs.schema import ServeConfig
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
@@ -90,7 +90,7 @@ def server_info(server: ServerState) -> dict[str, Any]:
     """Return configuration, plan and counters."""
     plan, stats = server.plan, server.client.stats()
     return {
-        "version": remora_version(),
+        "version": __version__,
         "served_model_name": plan.served_model_name,
         "status": _status(server),
         "startup_time": server.part(Startup, Startup.unknown).seconds,

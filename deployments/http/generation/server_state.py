@@ -12,7 +12,7 @@ from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.adapters.served_adapters import Adapters
 from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.fields import OpenAIBody
@@ -223,7 +223,7 @@ class ServerState:
         """OpenAI's `system_fingerprint`: changes with whatever may change answers to one seed."""
         plan = self.plan
         parts = (
-            remora_version(),
+            __version__,
             plan.served_model_name,
             self.weights.version,
             plan.device,

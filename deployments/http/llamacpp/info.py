@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remora.configs.errors import Unavailable
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.server_state import ServerState
@@ -34,7 +34,7 @@ def props(server: ServerState) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "bos_token": tokenizer.token_text(start[0]) if start else "",
         "eos_token": tokenizer.token_text(ends[0]) if ends else "",
-        "build_info": f"remora-{remora_version()}",
+        "build_info": f"remora-{__version__}",
         "is_sleeping": False,
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.bodies import PullBody, ShowBody
 from remora.deployments.http.ollama.generate import check_name
@@ -107,7 +107,7 @@ def _license(folder: Path) -> str:
 
 def server_version() -> dict[str, str]:
     """Return remora's version."""
-    return {"version": remora_version()}
+    return {"version": __version__}
 
 
 def _card(server: ServerState) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.pooling.facts import PoolingFacts
 
@@ -24,7 +24,7 @@ def tei_info(server: ServerState, facts: PoolingFacts) -> dict[str, Any]:
         "max_client_batch_size": server.config.limits.max_inputs,
         "auto_truncate": server.config.api.prompt_truncation != "none",
         "tokenization_workers": 1,
-        "version": remora_version(),
+        "version": __version__,
         "sha": None,
         "docker_label": None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora.configs.version import remora_version
+from remora.configs.version import __version__
 from remora.deployments.http.generation.server_state import ServerState
 
 
@@ -27,7 +27,7 @@ def tgi_info(server: ServerState) -> dict[str, Any]:
         "validation_workers": 1,
         "max_client_batch_size": 1,
         "router": "remora",
-        "version": remora_version(),
+        "version": __version__,
         "sha": None,
         "docker_label": None,
     }

@@ -70,7 +70,7 @@ def sampled(temperature: float, num_tokens: int) -> list[tuple[list[int], int]]:
         SamplingParams(temperature=temperature, seed=seed, max_tokens=num_tokens)
         for seed in range(len(prompts))
     ]
-    done = [llm.chat(each, one) for each, one in zip(messages, params, strict=True)]
+    done = [llm.chat(each, one)[0] for each, one in zip(messages, params, strict=True)]
     llm.close()
     return [
         (each.prompt_token_ids + each.completions[0].token_ids, len(each.prompt_token_ids))

@@ -115,7 +115,8 @@ def test_the_image_starts_with_a_command_that_exists() -> None:
 
 def test_the_build_stage_installs_what_the_command_line_imports() -> None:
     install = next(rest for word, rest in steps() if word == "RUN" and "wheel-here" in rest)
-    code = "import sys, remora.deployments.cli.main; print(*sys.modules)"
+    code = "import sys, remora.deployments.cli.main, remora.deployments.cli.compile as command"
+    code += "; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

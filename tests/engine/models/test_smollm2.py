@@ -121,7 +121,7 @@ def test_logprobs_equal_transformers(llm: LLM, prompts: list[list[int]], oracle:
 
 
 def test_the_capital_of_france_is_paris(llm: LLM) -> None:
-    answer = llm.chat(
+    (answer,) = llm.chat(
         [{"role": "user", "content": "What is the capital of France?"}],
         SamplingParams(max_tokens=24, temperature=0.0),
     )

@@ -53,3 +53,10 @@ def test_values_beyond_the_limits_are_refused_and_the_field_named(
         SamplingParams(**fields)
 
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("given", ["END", ["END"], ("END",)])
+def test_a_text_to_stop_at_is_given_alone_or_in_a_list(given: Any) -> None:
+    assert SamplingParams(stop=given).stop == ("END",)
+    assert SamplingParams(stop_regex=given).stop_regex == ("END",)
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]

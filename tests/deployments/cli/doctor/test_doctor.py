@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from remora.configs.environment import cache_dir
-from remora.deployments.cli.doctor import findings
+from remora.deployments.cli.doctor import extras, findings
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.main import app
 from remora.kernels.cpu.build import build_library
 from remora.kernels.cpu.prebuilt import VARIANTS
 from tests.configs.planning.test_plan import GIB, make_machine
 from tests.conftest import TinyCheckpoints
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def by_subject(found: Iterable[Finding]) -> dict[str, Finding]:
@@ -152,3 +155,24 @@ def test_with_nothing_to_fix_the_exit_code_is_0(
     result = CliRunner().invoke(app, ["doctor", "--model", str(tiny_checkpoints("llama"))])
 
     assert result.exit_code == 0, result.stdout
+
+
+def test_extras_are_listed_with_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "numpy>=1",
+        'pytest>=1; extra == "s3"',
+        "no-such-package; a == 'b' and extra == 'otel'",
+    ]
+    monkeypatch.setattr(extras, "requires", lambda _name: [*lines, 'x; extra == "dev"'])
+
+    found = dict(extras.find_extras())
+
+    assert found.keys() == {"s3", "otel"}
+    assert found["s3"] == f"models and adapters at s3://: pytest {pytest.__version__}"
+    assert found["otel"].endswith("not installed: no-such-package; pip install 'remora[otel]'")
+
+
+def test_every_extra_for_users_has_a_purpose() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert extras.PURPOSES.keys() == project["optional-dependencies"].keys() - {"docs", "dev"}
