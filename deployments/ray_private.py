@@ -23,6 +23,7 @@ covers both.
 | `ray.experimental.internal_kv`: `_internal_kv_put`, `_get`, `_del` | autoscaling decisions |
 | `Application._with_ingress_request_router` | HAProxy asks the routing service (since 2.60) |
 | `DeploymentHandle.choose_replica(_reserve=False)`, `ReplicaSelection._replica` | its answer |
+| `_call_generator_async`, a function in Serve's replica | `handle.options(stream=True)` |
 | `PendingRequest.metadata`: `internal_request_id`, `session_id` | requests in the router's ledger |
 | `PendingRequest.routing_context`: `should_backoff` | pauses while all replicas are full |
 
@@ -32,6 +33,7 @@ Imports Ray only inside functions: the command line imports this module before R
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from remora.deployments.routing.key import RouteKey
 
 log = logging.getLogger(__name__)
+
+STREAMED_CALL = "_call_generator_async"
+_MAX_CALL_FRAMES = 8
 
 
 # -- this process's replica ------------------------------------------------------------------------
@@ -68,6 +73,22 @@ def shutdown_check() -> Callable[[], bool] | None:
             )
         return None
     return lambda: bool(replica._shutting_down)
+
+
+def is_streamed_call() -> bool:
+    """Return whether the running method was called by `handle.options(stream=True)`.
+
+    Serve then awaits the method in a function of this name, and expects a generator from it. It
+    tells the method nothing.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MAX_CALL_FRAMES):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == STREAMED_CALL:
+            return True
+    return False
 
 
 def is_access_line(record: logging.LogRecord) -> bool:
