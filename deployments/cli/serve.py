@@ -122,7 +122,8 @@ def _drive(
     if proxy is Proxy.HAPROXY:
         os.environ.update({**haproxy_environment(folder.path), **os.environ})
         body_timeout_s = _configs(raw)[0].limits.body_timeout_s
-        binary = install_haproxy_program(folder.path, body_timeout_s=body_timeout_s)
+        host = raw["http_options"]["host"]
+        binary = install_haproxy_program(folder.path, host=host, body_timeout_s=body_timeout_s)
         watch = HaproxyWatch(folder.path, binary)
     os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
     with watch:
