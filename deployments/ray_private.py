@@ -17,6 +17,8 @@ covers both.
 | `ray.serve._private.constants`: `SERVE_CONTROLLER_NAME`, `SERVE_NAMESPACE` | the controller |
 | the programs `gcs_server` and `raylet`, children of a process that calls `ray.init` | their end |
 | `ray._private.worker._global_node`: `get_logs_dir_path` | naming Ray's logs in an error |
+| `ray._private.utils.read_ray_address` | the cluster that `ray.init` would join |
+| the GCS method `NodeInfoGcsService/CheckAlive` | whether a cluster requires a token |
 | `ray.serve._private.constants`: `SERVE_SESSION_ID` | the header that names a session |
 | `ray.serve._private.constants`: `RAY_SERVE_ENABLE_HA_PROXY` | whether HAProxy is the proxy |
 | `serve_access_log` of a log record | telling access lines from other log lines |
@@ -50,6 +52,8 @@ log = logging.getLogger(__name__)
 
 STREAMED_CALL = "_call_generator_async"
 _MAX_CALL_FRAMES = 8
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_PROBE_S = 2.0
 
 
 # -- this process's replica ------------------------------------------------------------------------
@@ -181,6 +185,26 @@ def ray_logs() -> str | None:
 
     node = ray._private.worker._global_node
     return None if node is None else str(node.get_logs_dir_path())
+
+
+def last_started_cluster() -> str | None:
+    """Return the address of the cluster that `ray start` has started on this machine, if any."""
+    from ray._private.utils import read_ray_address
+
+    address: str | None = read_ray_address(None)
+    return address
+
+
+def requires_token(address: str) -> bool:
+    """Return whether the cluster at an address refuses calls without a token."""
+    import grpc  # type: ignore[import-untyped]
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=_PROBE_S)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 # -- the key-value store of Ray's head node --------------------------------------------------------

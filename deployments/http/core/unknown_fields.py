@@ -1,8 +1,9 @@
 """Fields of a body that no API defines: named in response headers and in the log, or refused.
 
 A body's model keeps them (`model_extra`). Known fields that are not supported are the matter of
-`unsupported_fields.py`. Names come from clients: what is shown of them is short and printable, and
-the log has each name once, up to a limit.
+`unsupported_fields.py`. Names come from clients: what is shown of them is short and printable. The
+log has those only that resemble a known name, as other ones may be private, each once and up to a
+limit.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _header_safe(name: str) -> str:
 
 
 class UnknownFieldLog:
-    """Logs each name once, so that repeated requests do not fill the log.
+    """Logs each misspelt name once, so that repeated requests do not fill the log.
 
     max_names:  that are logged; later ones are not, since a client may send any number of names
     """
@@ -99,10 +100,10 @@ class UnknownFieldLog:
         """Log the names that have not been logged."""
         for name, known in ignored.nearest.items():
             place = _INDEX.sub("", name)
-            if place in self._logged or len(self._logged) >= self._max_names:
+            if known is None or place in self._logged or len(self._logged) >= self._max_names:
                 continue
             self._logged.add(place)
-            hint = "" if known is None else f"; did you mean {_INDEX.sub('', known)}?"
-            log.warning("fields: ignored %s%s", _header_safe(place), hint)
+            meant = _INDEX.sub("", known)
+            log.warning("fields: ignored %s; did you mean %s?", _header_safe(place), meant)
             if len(self._logged) == self._max_names:
                 log.warning("fields: further unknown fields are not logged")

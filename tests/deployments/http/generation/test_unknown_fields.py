@@ -58,7 +58,7 @@ async def test_a_client_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) ->
     async with make_client() as client:
         with caplog.at_level(logging.WARNING, LOGGER):
             for number in range(150):
-                body = {"messages": HELLO, f"x{number}": 1}
+                body = {"messages": HELLO, f"max_tokens{number}": 1, f"private {number}": 1}
                 assert (await client.post(CHAT, json=body)).status_code == 200
 
     texts = [record.getMessage() for record in caplog.records if record.name == LOGGER]

@@ -130,6 +130,7 @@ async def test_below_a_root_path_everything_is_relative_to_it() -> None:
     assert (moved.status_code, moved.headers["location"]) == (308, "llm/")
     assert moved.url.join(moved.headers["location"]) == base
     assert [each.status_code for each in found] == [200] * len(found)
+    assert len(found) > len(NAMES) - 5  # the other page has a few of its own
 
 
 def urls_of(page: str) -> list[str]:
