@@ -100,11 +100,7 @@ def test_a_record_has_the_fields_that_we_read(kind: Any, fields: tuple[str, ...]
     ("owner", "text"),
     [
         (ray._private.worker.Worker, "self.actors ="),
-        (
-            replica.UserCallableWrapper.call_user_generator,
-            f"async def {ray_private.STREAMED_CALL}(",
-        ),
-        (gcs_service_pb2_grpc.NodeInfoGcsServiceStub, ray_private.CHECK_ALIVE),
+        (replica, f"async def {ray_private.STREAMED_CALL}("),
         (ray._private.worker.Worker, "def actor_id("),
         (ray._private.worker.Worker, "def connected("),
         (replica, "self._replica_impl: Replica ="),
