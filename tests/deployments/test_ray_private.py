@@ -101,6 +101,7 @@ def test_a_record_has_the_fields_that_we_read(kind: Any, fields: tuple[str, ...]
     [
         (ray._private.worker.Worker, "self.actors ="),
         (replica, f"async def {ray_private.STREAMED_CALL}("),
+        (gcs_service_pb2_grpc.NodeInfoGcsServiceStub, ray_private.CHECK_ALIVE),
         (ray._private.worker.Worker, "def actor_id("),
         (ray._private.worker.Worker, "def connected("),
         (replica, "self._replica_impl: Replica ="),
