@@ -197,7 +197,7 @@ def last_started_cluster() -> str | None:
 
 def requires_token(address: str) -> bool:
     """Return whether the cluster at an address refuses calls without a token."""
-    import grpc  # type: ignore[import-untyped]
+    import grpc
 
     with grpc.insecure_channel(address) as channel:
         try:
