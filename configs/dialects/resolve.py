@@ -81,9 +81,10 @@ def resolve(
 
 
 def _gathered(args: Mapping[str, Any], locate: Locate, prefix: KeyPath, faults: Faults) -> Resolved:
+    found = Resolved(args={})
     with faults.gathering():
-        return _resolve_one(args, locate, prefix, faults)
-    return Resolved(args={})
+        found = _resolve_one(args, locate, prefix, faults)
+    return found
 
 
 def _resolve_one(
