@@ -81,10 +81,10 @@ def resolve(
 
 
 def _gathered(args: Mapping[str, Any], locate: Locate, prefix: KeyPath, faults: Faults) -> Resolved:
-    found = Resolved(args={})
+    found = [Resolved(args={})]
     with faults.gathering():
-        found = _resolve_one(args, locate, prefix, faults)
-    return found
+        found.append(_resolve_one(args, locate, prefix, faults))
+    return found[-1]
 
 
 def _resolve_one(
