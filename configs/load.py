@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.ray_serve_llm.files import as_our_file
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
 from remora.configs.dialects.translate import ParameterReport
@@ -138,6 +139,7 @@ def load_serve_file(
     overrides: Sequence[Override] = (),
     *,
     is_ray_serve_llm: bool = False,
+    skips_unsupported: bool = False,
 ) -> ServeFile:
     """Read and validate a Serve config file. Raises ConfigError with one line per fault.
 
@@ -146,6 +148,7 @@ def load_serve_file(
     also:       another schema to validate the whole file against, such as Ray Serve's
     overrides:  values that override the file's (`value_sources.py`)
     is_ray_serve_llm:  whether a file without applications has the arguments of that builder
+    skips_unsupported:  whether parameters of other servers that are refused are left out
     """
     document = parse_yaml(read_text(path), str(path))
     document = as_our_file(document, IMPORT_PATH, is_bare=is_ray_serve_llm)
@@ -164,7 +167,8 @@ def load_serve_file(
     prefix: KeyPath = ("applications", index, "args")
     if "args" not in application.model_fields_set:
         prefix = prefix[:-1]
-    resolved = resolve(application.args, document.locate, prefix)
+    faults = Faults(skips=skips_unsupported)
+    resolved = resolve(application.args, document.locate, prefix, faults)
     document = _with_resolved(document, resolved, index, keys.http_options)
     if overrides:
         if MODELS in resolved.args:
@@ -180,6 +184,10 @@ def load_serve_file(
         )
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(document.data.get("http_options") or {})}
     application = application.model_copy(update={"args": resolved.args})
+    models: Mapping[str, FileModel] = {}
+    with faults.gathering():
+        models = _models_of(application, document, prefix)
+    faults.check()
     return ServeFile(
         path=path,
         host=http["host"],
@@ -188,7 +196,7 @@ def load_serve_file(
         route_prefix=application.route_prefix,
         import_path=application.import_path,
         raw=document.data,
-        models=_models_of(application, document, prefix),
+        models=models,
         lines=resolved.lines,
     )
 

@@ -13,6 +13,7 @@ requests, with OpenAI-style errors, before Serve does.
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from remora.configs.schema import ServeConfig
 from remora.configs.sections.limits import UNNAMED
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
+from remora.deployments.cluster_token import check_token
 from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
@@ -58,6 +60,7 @@ SHUTDOWN_S = 5.0
 # to validate the args. `parse_models` validates them instead, with better messages.
 def build(args: dict[str, Any]) -> Application:
     """Return the application for the `args` of a config file. Raises ConfigError."""
+    check_token(os.environ)
     resolved = resolve(args)
     for line in resolved.lines:
         logger.info("%s", line)

@@ -3,11 +3,7 @@
 Tokens reach the client without a Serve handle, which would cost ten times the rest of their path.
 The engine steps in a separate thread. Python callers use methods of the deployment's handle:
 
-    handle.chat.remote(body)                                 a whole response, as a dict
-    handle.options(stream=True).chat_stream.remote(body)     its chunks
-    handle.options(stream=True).generate.remote(body)        chunks of /generate
-    handle.embed.remote(body)                                response of /v1/embeddings; likewise
-                                                             rerank, score, classify
+    handle.chat.remote(body)                                 see handle_calls.py
     handle.load_adapter.remote(name, path)                   load an adapter on all replicas
     handle.update_weights.remote(path)                       serve other weights on all replicas;
                                                              likewise save_weights, sleep, wake_up
@@ -22,9 +18,10 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -43,11 +40,13 @@ from remora.deployments.draining import start_drain_watch
 from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
+from remora.deployments.handle_calls import Chunks, HandleCalls, plain, with_ignored
 from remora.deployments.http.admin.server import Startup
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.batches.runner import BatchRunner
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.core.auth import Access
+from remora.deployments.http.core.unknown_fields import IgnoredFields
 from remora.deployments.http.endpoints import (
     BATCH_ENDPOINTS,
     CHAT,
@@ -58,7 +57,7 @@ from remora.deployments.http.endpoints import (
     RERANK,
     SCORE,
 )
-from remora.deployments.http.generation.endpoint import Endpoint, run, stream
+from remora.deployments.http.generation.endpoint import Endpoint, Job, run, stream
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.server_state import ServedEngine, ServerState
 from remora.deployments.http.generation.weight_update import TAGS, Update, Weights
@@ -87,7 +86,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LLMServer:
+_ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
+    {
+        "chat": CHAT,
+        "completions": COMPLETIONS,
+        "generate": GENERATE,
+        "embed": EMBEDDINGS,
+        "rerank": RERANK,
+        "score": SCORE,
+        "classify": CLASSIFY,
+    }
+)
+
+
+class LLMServer(HandleCalls):
     """A replica, which Serve creates, health-checks and stops.
 
     The constructor raises ConfigError if the model cannot be served as configured.
@@ -224,42 +236,6 @@ class LLMServer:
 
     # -- for Python handles --------------------------------------------------------------------
 
-    async def chat(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /v1/chat/completions. Raises the errors that HTTP would return."""
-        return await self._answer(CHAT, body)
-
-    async def completions(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /v1/completions."""
-        return await self._answer(COMPLETIONS, body)
-
-    async def embed(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /v1/embeddings."""
-        return await self._answer(EMBEDDINGS, body)
-
-    async def rerank(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /v1/rerank."""
-        return await self._answer(RERANK, body)
-
-    async def score(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /v1/score."""
-        return await self._answer(SCORE, body)
-
-    async def classify(self, body: Mapping[str, Any]) -> Any:
-        """Handle a body of /classify."""
-        return await self._answer(CLASSIFY, body)
-
-    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks for a body of /v1/chat/completions."""
-        async with aclosing(self._chunks(CHAT, body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks for a body of /generate; each holds all text so far."""
-        async with aclosing(self._chunks(GENERATE, body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:
@@ -305,22 +281,27 @@ class LLMServer:
             raise InvalidRequest("The weights of this replica stay as they are.")
         return await self._fleet.replica.call(operation, *args)
 
-    async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
-        whole = dict(body) if endpoint.kind == "pooling" else {**body, "stream": False}
-        job, _ = await endpoint.job(
-            self._served, whole, RequestContext(request_id=uuid.uuid4().hex)
-        )
-        return await run(self._served, job)
+    async def _answer(self, method: str, body: Mapping[str, Any]) -> Any:
+        endpoint = _ENDPOINTS[method]
+        whole = body if endpoint.kind == "pooling" else {**body, "stream": False}
+        job, ignored = await self._job(endpoint, whole)
+        return with_ignored(plain(await run(self._served, job)), ignored.nearest)
 
-    async def _chunks(
-        self, endpoint: Endpoint[Any], body: Mapping[str, Any]
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        job, _ = await endpoint.job(
-            self._served, {**body, "stream": True}, RequestContext(request_id=uuid.uuid4().hex)
-        )
+    async def _chunks(self, method: str, body: Mapping[str, Any]) -> Chunks:
+        job, ignored = await self._job(_ENDPOINTS[method], {**body, "stream": True})
+        unnamed = ignored.nearest
         async with aclosing(stream(self._served, job)) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield with_ignored(plain(chunk), unnamed)
+                unnamed = {}
+
+    async def _job(
+        self, endpoint: Endpoint[Any], body: Mapping[str, Any]
+    ) -> tuple[Job, IgnoredFields]:
+        context = RequestContext(request_id=uuid.uuid4().hex)
+        job, ignored = await endpoint.job(self._served, dict(body), context)
+        self._served.field_log.note(ignored)
+        return job, ignored
 
 
 def _grammars(config: ServeConfig, built: BuiltEngine | BuiltPooling) -> GrammarService:

@@ -17,12 +17,15 @@ covers both.
 | `ray.serve._private.constants`: `SERVE_CONTROLLER_NAME`, `SERVE_NAMESPACE` | the controller |
 | the programs `gcs_server` and `raylet`, children of a process that calls `ray.init` | their end |
 | `ray._private.worker._global_node`: `get_logs_dir_path` | naming Ray's logs in an error |
+| `ray._private.utils.read_ray_address` | the cluster that `ray.init` would join |
+| the GCS method `NodeInfoGcsService/CheckAlive` | whether a cluster requires a token |
 | `ray.serve._private.constants`: `SERVE_SESSION_ID` | the header that names a session |
 | `ray.serve._private.constants`: `RAY_SERVE_ENABLE_HA_PROXY` | whether HAProxy is the proxy |
 | `serve_access_log` of a log record | telling access lines from other log lines |
 | `ray.experimental.internal_kv`: `_internal_kv_put`, `_get`, `_del` | autoscaling decisions |
 | `Application._with_ingress_request_router` | HAProxy asks the routing service (since 2.60) |
 | `DeploymentHandle.choose_replica(_reserve=False)`, `ReplicaSelection._replica` | its answer |
+| `_call_generator_async`, a function in Serve's replica | `handle.options(stream=True)` |
 | `PendingRequest.metadata`: `internal_request_id`, `session_id` | requests in the router's ledger |
 | `PendingRequest.routing_context`: `should_backoff` | pauses while all replicas are full |
 
@@ -32,6 +35,7 @@ Imports Ray only inside functions: the command line imports this module before R
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -45,6 +49,11 @@ if TYPE_CHECKING:
     from remora.deployments.routing.key import RouteKey
 
 log = logging.getLogger(__name__)
+
+STREAMED_CALL = "_call_generator_async"
+_MAX_CALL_FRAMES = 8
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_PROBE_S = 2.0
 
 
 # -- this process's replica ------------------------------------------------------------------------
@@ -68,6 +77,22 @@ def shutdown_check() -> Callable[[], bool] | None:
             )
         return None
     return lambda: bool(replica._shutting_down)
+
+
+def is_streamed_call() -> bool:
+    """Return whether the running method was called by `handle.options(stream=True)`.
+
+    Serve then awaits the method in a function of this name, and expects a generator from it. It
+    tells the method nothing.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_MAX_CALL_FRAMES):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == STREAMED_CALL:
+            return True
+    return False
 
 
 def is_access_line(record: logging.LogRecord) -> bool:
@@ -160,6 +185,26 @@ def ray_logs() -> str | None:
 
     node = ray._private.worker._global_node
     return None if node is None else str(node.get_logs_dir_path())
+
+
+def last_started_cluster() -> str | None:
+    """Return the address of the cluster that `ray start` has started on this machine, if any."""
+    from ray._private.utils import read_ray_address
+
+    address: str | None = read_ray_address(None)
+    return address
+
+
+def requires_token(address: str) -> bool:
+    """Return whether the cluster at an address refuses calls without a token."""
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=_PROBE_S)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 # -- the key-value store of Ray's head node --------------------------------------------------------

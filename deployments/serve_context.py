@@ -1,4 +1,4 @@
-"""The Serve replica of this process: its log and its address."""
+"""The Serve replica of this process: its log, its names and its address."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def limit_access_log(level: str | None) -> None:
     """Set the level of Serve's access log in this process; None = Serve's own."""
     _access_level.level = logging.NOTSET if level is None else getattr(logging, level)
     logging.getLogger("ray.serve").addFilter(_access_level)  # added only once
+
+
+def own_names() -> tuple[str, str] | None:
+    """Return the names of this replica's deployment and application; None outside Serve."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return None
+    return context.deployment, context.app_name
 
 
 def listens_locally() -> bool:

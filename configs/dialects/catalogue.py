@@ -1,7 +1,8 @@
 """The parameters of the servers whose configuration remora accepts: names, types, choices.
 
 Read from `data/*.json`, one line per parameter; `data/releases.json` says from which release those
-of vLLM and Ray Serve LLM are. Each server's module and `refusals.py` have their rules.
+of vLLM and Ray Serve LLM are, and which release those of SGLang come closest to. Each server's
+module and `refusals.py` have their rules.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from remora.configs.dialects.catalogue import (
     plain,
     spellings,
 )
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.values import is_bool_text
 from remora.configs.dialects.vllm.options import command_line, options
 from remora.configs.errors import ConfigError
@@ -33,20 +34,42 @@ def read_command_line(
     tokens: Sequence[str],
     environ: Mapping[str, str],
     documents: dict[str, Document] | None = None,
+    faults: Faults | None = None,
 ) -> dict[str, Any]:
     """Return name -> value of a command line; nested data for the backend config's JSON files.
 
     environ:    variables that RTP-LLM reads; command-line options override them
     documents:  output: name -> file, for names that come from a file
+    faults:     gathers the faults instead of raising them
     Raises ConfigError for malformed options; `translate` reports unknown names.
     """
+    gathered = faults if faults is not None else Faults()
+    given: dict[str, Any] = {}
+    with gathered.gathering():
+        given = _read(system, tokens, environ, {} if documents is None else documents, gathered)
+    if faults is None:
+        gathered.check()
+    return given
+
+
+def _read(
+    system: System,
+    tokens: Sequence[str],
+    environ: Mapping[str, str],
+    documents: dict[str, Document],
+    faults: Faults,
+) -> dict[str, Any]:
     if system == "backend":
-        return _read_documents(tokens, {} if documents is None else documents)
+        return _read_documents(tokens, documents)
     if system == "ray_serve_llm":
         raise ConfigError("expected a YAML file; Ray Serve LLM has no command line")
-    given = _options(system, options(tokens) if system == "vllm" else _without_launcher(tokens))
+    given = _options(
+        system,
+        options(tokens, faults) if system == "vllm" else _without_launcher(tokens),
+        faults,
+    )
     if system in ("sglang", "vllm"):
-        given = _with_file(system, given, {} if documents is None else documents)
+        given = _with_file(system, given, documents, faults)
     if system == "rtp_llm":
         named = {plain(name) for name in given}
         for parameter in catalogue(system).values():
@@ -83,14 +106,15 @@ def _without_launcher(tokens: Sequence[str]) -> list[str]:
     return list(dropwhile(lambda token: not token.startswith("--"), tokens))
 
 
-def _options(system: System, tokens: list[str]) -> dict[str, Any]:
+def _options(system: System, tokens: list[str], faults: Faults) -> dict[str, Any]:
     given: dict[str, Any] = {}
     position = 0
     while position < len(tokens):
         token = tokens[position]
         position += 1
         if not token.startswith("--"):
-            raise ConfigError(f"{token}: expected an option that begins with --")
+            faults.add(f"{token}: expected an option that begins with --")
+            continue
         name, equals, inline = token.partition("=")
         parameter = _find(system, name)
         following = list(takewhile(lambda each: not each.startswith("--"), tokens[position:]))
@@ -107,7 +131,8 @@ def _options(system: System, tokens: list[str]) -> dict[str, Any]:
             value, position = following[0], position + 1
         else:
             if parameter is not None:
-                raise ConfigError(f"{name}: a value is missing; write it after the option")
+                faults.add(f"{name}: a value is missing; write it after the option")
+                continue
             value = True
         # An abbreviation stands for the whole name.
         is_whole = plain(name) in spellings(system)
@@ -138,21 +163,25 @@ def _find(system: System, name: str) -> Parameter | None:
 
 
 def _with_file(
-    system: System, given: dict[str, Any], documents: dict[str, Document]
+    system: System, given: dict[str, Any], documents: dict[str, Document], faults: Faults
 ) -> dict[str, Any]:
     """Add the options of the `--config` file, which the command line overrides."""
     written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
     if written is None:
         return given
-    path = str(given[written])
-    document = parse_yaml(read_text(path, f"{written} = "), path)
+    path = str(given.pop(written))
+    try:
+        document = parse_yaml(read_text(path, f"{written} = "), path)
+    except ConfigError as error:
+        faults.add(str(error))
+        return given
     data = document.data
     if not isinstance(data, dict):
-        raise ConfigError(
+        faults.add(
             f"{path}:1:1: expected a mapping of options to values, such as model-path: "
             f"/models/llama; found {shown(data)}"
         )
-    del given[written]
+        return given
     own = {_canonical(system, name) for name in given}
     below = {
         str(name): value for name, value in data.items() if _canonical(system, str(name)) not in own

@@ -18,6 +18,7 @@ from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, System
 from remora.configs.dialects.common_keys import shared
 from remora.configs.dialects.dialect import Dialect, Flat
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.translate import ParameterReport, translate
 from remora.configs.errors import ConfigError
 from remora.configs.profiles import PROFILES
@@ -47,21 +48,30 @@ def nowhere(_path: KeyPath, _at_key: bool) -> str:
     return ""
 
 
-def resolve(args: Mapping[str, Any], locate: Locate = nowhere, prefix: KeyPath = ()) -> Resolved:
+def resolve(
+    args: Mapping[str, Any],
+    locate: Locate = nowhere,
+    prefix: KeyPath = (),
+    faults: Faults | None = None,
+) -> Resolved:
     """Return `args` in remora's keys. Raises ConfigError with one line per fault.
 
     prefix:  path of `args`, for `locate` and `origins`
+    faults:  gathers the faults instead of raising them
     """
+    gathered = faults if faults is not None else Faults()
     entries = args.get(MODELS)
-    if not isinstance(entries, list):
-        return _resolve_one(args, locate, prefix)
     found = [
-        _resolve_one(entry, locate, (*prefix, MODELS, index))
+        _gathered(entry, locate, (*prefix, MODELS, index), gathered)
         if isinstance(entry, Mapping)
         else Resolved(args=entry)
-        for index, entry in enumerate(entries)
+        for index, entry in enumerate(entries if isinstance(entries, list) else ())
     ]
-    common = _resolve_one(args, locate, prefix)
+    common = _gathered(args, locate, prefix, gathered)
+    if faults is None:
+        gathered.check()
+    if not isinstance(entries, list):
+        return common
     return Resolved(
         args={**common.args, MODELS: [one.args for one in found]},
         http={key: value for one in (*found, common) for key, value in one.http.items()},
@@ -70,9 +80,18 @@ def resolve(args: Mapping[str, Any], locate: Locate = nowhere, prefix: KeyPath =
     )
 
 
-def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
+def _gathered(args: Mapping[str, Any], locate: Locate, prefix: KeyPath, faults: Faults) -> Resolved:
+    found = [Resolved(args={})]
+    with faults.gathering():
+        found.append(_resolve_one(args, locate, prefix, faults))
+    return found[-1]
+
+
+def _resolve_one(
+    args: Mapping[str, Any], locate: Locate, prefix: KeyPath, faults: Faults
+) -> Resolved:
     if PROFILE in args:
-        return _on_profile(args, locate, prefix)
+        return _on_profile(args, locate, prefix, faults)
     if DIALECT not in args:
         return Resolved(args=dict(args))
     name = args[DIALECT]
@@ -93,7 +112,9 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
     own = {key: value for key, value in args.items() if key not in (DIALECT, ARGS)}
     models = dialect.models(data)
     found = [
-        _translated(dialect, written, own, locate, prefix, index if len(models) > 1 else None)
+        _translated(
+            dialect, written, own, locate, prefix, index if len(models) > 1 else None, faults
+        )
         for index, written in enumerate(models)
     ]
     if len(found) == 1:
@@ -113,6 +134,7 @@ def _translated(
     locate: Locate,
     prefix: KeyPath,
     index: int | None,
+    faults: Faults,
 ) -> Resolved:
     """Translate the parameters of a model; `own` sections override them.
 
@@ -125,6 +147,7 @@ def _translated(
         dialect,
         {each: value for each, (_, value) in written.items()},
         lambda each: locate(paths[each], True),
+        faults,
     )
     place = prefix if index is None else (*prefix, MODELS, index)
     origins = {
@@ -136,7 +159,9 @@ def _translated(
     return Resolved(args=settings, http=meant.http, lines=meant.lines, origins=origins)
 
 
-def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
+def _on_profile(
+    args: Mapping[str, Any], locate: Locate, prefix: KeyPath, faults: Faults
+) -> Resolved:
     """Return args with a profile: the profile's values, overridden by the rest."""
     name = args[PROFILE]
     text = name if isinstance(name, str) else ""
@@ -145,7 +170,7 @@ def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Res
             f"{locate((*prefix, PROFILE), False)}profile = {shown(name)}: must be one of "
             f"{', '.join(PROFILES)}"
         )
-    above = _resolve_one({k: v for k, v in args.items() if k != PROFILE}, locate, prefix)
+    above = _resolve_one({k: v for k, v in args.items() if k != PROFILE}, locate, prefix, faults)
     below = {
         (*prefix, section, key): (*prefix, PROFILE)
         for section, values in PROFILES[name].items()

@@ -13,14 +13,15 @@ from typing import Any
 
 from remora.configs.dialects.catalogue import Parameter, plain, spellings
 from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.rules import Harmless, Refusal
 from remora.configs.dialects.values import WrongValue, coerce
-from remora.configs.errors import ConfigError
 from remora.configs.validation_messages import nearest, shown
 
 HTTP = "http"  # pseudo-section for Serve's http_options
 
 _SECRET = frozenset({"http.api_key", "http.admin_api_key", "model.hub_token"})
+_HIDDEN = "***"
 
 
 class State(StrEnum):
@@ -59,7 +60,7 @@ class Translation:
 
     args:     sections and keys of remora
     http:     host and port for Serve's http_options
-    lines:    one report for each parameter
+    lines:    one report for each parameter, also for those that were left out
     origins:  dotted key -> name, as written, of the parameter that set it
     """
 
@@ -73,59 +74,89 @@ def translate(
     dialect: Dialect,
     given: Mapping[str, Any],
     place: Callable[[str], str] = lambda _name: "",
+    faults: Faults | None = None,
 ) -> Translation:
     """Translate `given`. Raises ConfigError with one line per fault.
 
-    given:  name, in any spelling -> value; strings are converted to the parameter's type
-    place:  name in `given` -> "file:line:column: "
+    given:   name, in any spelling -> value; strings are converted to the parameter's type
+    place:   name in `given` -> "file:line:column: "
+    faults:  gathers the faults instead of raising them; the rest is translated
     """
-    faults: list[str] = []
-    values, names = _read_values(dialect, given, place, faults)
-    settings: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    lines = []
-    for name, value in values.items():
+    found = faults if faults is not None else Faults()
+    values, names, dropped = _read_values(dialect, given, place, found)
+    lines, refused = _apply(dialect, values, names)
+    while refused and found.skips:
+        # Others may have been read together with these.
+        dropped += [_dropped(dialect, names[name], values[name], why) for name, why in refused]
+        values = {name: value for name, value in values.items() if name not in dict(refused)}
+        lines, refused = _apply(dialect, values, names)
+    for name, why in refused:
         written = names[name]
-        parameter = dialect.parameters[name]
-        try:
-            line = _line(dialect, parameter, written, value, values)
-        except Refusal as refusal:
-            seen = "***" if parameter.capability in _SECRET else shown(value)
-            faults.append(f"{place(written)}{written} = {seen}: refused: {refusal}")
-            continue
-        lines.append(line)
-        for key, meant in line.settings.items():
-            if key in settings and settings[key] != meant:
-                faults.append(
-                    f"{place(written)}{written} = {shown(value)}: means {key} = {shown(meant)}, "
-                    f"and {origins[key]} means {shown(settings[key])}; keep one of the two"
-                )
-            settings.setdefault(key, meant)
-            origins.setdefault(key, written)
-    if faults:
-        raise ConfigError("\n".join(faults))
+        is_secret = dialect.parameters[name].capability in _SECRET
+        seen = _HIDDEN if is_secret else shown(values[name])
+        found.add(f"{place(written)}{written} = {seen}: refused: {why} [{dialect.name}]")
+    settings, origins = _merged(lines, place, found)
+    if faults is None:
+        found.check()
     nested = _nested({**dialect.defaults, **settings})
     http = nested.pop(HTTP, {})
-    return Translation(args=nested, http=http, lines=tuple(lines), origins=origins)
+    return Translation(args=nested, http=http, lines=(*lines, *dropped), origins=origins)
+
+
+def _apply(
+    dialect: Dialect, values: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[list[ParameterReport], list[tuple[str, str]]]:
+    """Return the reports of parameters, and names and reasons of those that are refused."""
+    lines, refused = [], []
+    for name, value in values.items():
+        try:
+            lines.append(_line(dialect, dialect.parameters[name], names[name], value, values))
+        except Refusal as refusal:
+            refused.append((name, str(refusal)))
+    return lines, refused
+
+
+def _merged(
+    lines: list[ParameterReport], place: Callable[[str], str], faults: Faults
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of all parameters, and the name of the first one for each key."""
+    settings: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for line in lines:
+        for key, meant in line.settings.items():
+            if key in settings and settings[key] != meant:
+                faults.add(
+                    f"{place(line.name)}{line.name} = {shown(line.value)}: means {key} = "
+                    f"{shown(meant)}, and {origins[key]} means {shown(settings[key])}; keep one "
+                    "of the two"
+                )
+            settings.setdefault(key, meant)
+            origins.setdefault(key, line.name)
+    return settings, origins
 
 
 def _read_values(
     dialect: Dialect,
     given: Mapping[str, Any],
     place: Callable[[str], str],
-    faults: list[str],
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return catalogue name -> value, without None, and catalogue name -> name as written."""
+    faults: Faults,
+) -> tuple[dict[str, Any], dict[str, str], list[ParameterReport]]:
+    """Return values without None and names as written, by catalogue name; and what is dropped."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
+    dropped = []
     for written, raw in given.items():
         parameter = spellings(dialect.system).get(plain(str(written)))
         if parameter is None:
-            faults.append(f"{place(written)}{_unknown(dialect, str(written), raw)}")
+            why = _unknown(dialect, str(written))
+            if faults.skips:
+                dropped.append(_dropped(dialect, str(written), raw, why))
+            else:
+                faults.add(f"{place(written)}{written} = {shown(raw)}: {why}")
             continue
         name = parameter.name
         if name in names:
-            faults.append(
+            faults.add(
                 f"{place(written)}{written} = {shown(raw)}: the same as {names[name]}, which is "
                 "given too; keep one of the two"
             )
@@ -134,11 +165,23 @@ def _read_values(
         try:
             value = coerce(parameter, raw)
         except WrongValue as error:
-            faults.append(f"{place(written)}{written} = {shown(raw)}: {error}")
+            faults.add(f"{place(written)}{written} = {shown(raw)}: {error} [{dialect.name}]")
             continue
         if value is not None:
             values[name] = value
-    return values, names
+    return values, names, dropped
+
+
+def _dropped(dialect: Dialect, written: str, value: Any, why: str) -> ParameterReport:
+    parameter = spellings(dialect.system).get(plain(written))
+    is_secret = parameter is not None and parameter.capability in _SECRET
+    return ParameterReport(
+        name=written,
+        value=_HIDDEN if is_secret else value,
+        state=State.REFUSED,
+        settings={},
+        text=f"left out: {why}",
+    )
 
 
 def _line(
@@ -166,7 +209,7 @@ def _line(
     return ParameterReport(name=written, value=value, state=state, settings=settings, text=text)
 
 
-def _unknown(dialect: Dialect, written: str, value: Any) -> str:
+def _unknown(dialect: Dialect, written: str) -> str:
     known = {
         name.replace("-", "_"): parameter.name
         for name, parameter in spellings(dialect.system).items()
@@ -177,7 +220,7 @@ def _unknown(dialect: Dialect, written: str, value: Any) -> str:
         if near is not None
         else f"`remora config coverage --system {dialect.system}` lists what is known"
     )
-    return f"{written} = {shown(value)}: {dialect.name} has no such parameter; {hint}"
+    return f"{dialect.name} has no such parameter; {hint}"
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ class ApiSection(Section):
     """HTTP: timeouts, strictness, parsers."""
 
     unknown_fields: Literal["warn", "reject"] = "warn"
-    """Handling of request fields that no API defines: warn = ignore them and list them in the
-    response header x-remora-ignored-fields; reject = HTTP 400."""
+    """Handling of request fields that no API defines: warn = ignore them, list them in the
+    response header x-remora-ignored-fields, and log misspelt ones once; reject = HTTP 400."""
 
     max_body_bytes: Bytes = 16 * 2**20
     """Largest request body, in bytes or as 16MiB; larger ones get HTTP 413."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from remora.deployments.cli.options import DEFAULT_URL, ApiKey, ServedModel
-from remora.deployments.cli.terminal import Failure, answer, complain
+from remora.deployments.cli.terminal import Failure, answer, complain, note
 
 if TYPE_CHECKING:
     from remora.deployments.cli.server_client import ServerClient
@@ -68,7 +68,7 @@ def chat(
         import readline  # noqa: F401  gives input() line editing and history
     console = Console(stderr=True, highlight=False)
     conversation = Conversation(system)
-    with closing(ServerClient(url, api_key=api_key)) as server:
+    with closing(ServerClient(url, api_key=api_key, on_ignored=note)) as server:
         name = server.pick_model(model)
         console.print(f"[dim]{escape(name)} at {escape(server.url)}; /help lists the commands[/]")
         while (line := _read_line(console)) is not None:

@@ -17,7 +17,13 @@ from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.serve_file import our_application
 from remora.deployments.cli.files import missing_files
-from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
+from remora.deployments.cli.options import (
+    Dialect,
+    Settings,
+    SkipUnsupported,
+    Targets,
+    read_overrides,
+)
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 
@@ -25,20 +31,26 @@ app = typer.Typer(help="Check, explain and convert configuration files.", no_arg
 
 
 @app.command()
-def check(target: Targets = None, dialect: Dialect = None, settings: Settings = None) -> None:
+def check(
+    target: Targets = None,
+    dialect: Dialect = None,
+    settings: Settings = None,
+    skip_unsupported: SkipUnsupported = False,
+) -> None:
     """Validate keys and values, and report each error with its position.
 
     Files that are missing on this machine are named, too. They do not change the exit code, as the
     server may run on another machine.
     """
     tokens, overrides = target or [], read_overrides(settings)
-    raw, lines = read_target(tokens, dialect, overrides)
+    raw, lines = read_target(tokens, dialect, overrides, skips=skip_unsupported)
     for line in lines:
         answer(str(line))
     application = our_application(raw)
     missing = []
     if "runtime_env" not in application:  # which may bring the files
-        missing = missing_files(read_models(tokens, dialect, overrides), "".join(tokens[:1]))
+        models = read_models(tokens, dialect, overrides, skips=skip_unsupported)
+        missing = missing_files(models, "".join(tokens[:1]))
     for fault in missing:
         answer(f"missing here: {fault}")
     paths = ", ".join(args["model"]["path"] for args in split_models(application["args"]))
@@ -189,11 +201,12 @@ def convert(
         ),
     ] = "remora",
     to: Annotated[str, typer.Option(help="Destination, one of the same.")] = "remora",
+    skip_unsupported: SkipUnsupported = False,
 ) -> None:
     """Convert a configuration to another server's format, and list what is lost on stderr."""
     from remora.deployments.cli.convert import converted
 
-    text, notes = converted(target or (), source, to)
+    text, notes = converted(target or (), source, to, skips=skip_unsupported)
     answer(text)
     for note in notes:
         typer.echo(note, err=True)

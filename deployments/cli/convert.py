@@ -19,15 +19,18 @@ from remora.deployments.cli.terminal import Failure
 OURS = "remora"
 
 
-def converted(target: Sequence[str], source: str, to: str) -> tuple[str, list[str]]:
+def converted(
+    target: Sequence[str], source: str, to: str, *, skips: bool = False
+) -> tuple[str, list[str]]:
     """Return a configuration as text for server `to`, and notes on what has no equivalent.
 
+    skips:  whether parameters of the source that are refused are left out, with a note
     Raises ConfigError, Failure.
     """
     for option, name in (("--from", source), ("--to", to)):
         if name not in (OURS, *SYSTEMS):
             raise Failure(f"{option} {name}: must be one of {', '.join((OURS, *SYSTEMS))}")
-    raw, lines = read_target(target, None if source == OURS else source, ())
+    raw, lines = read_target(target, None if source == OURS else source, (), skips=skips)
     notes = [str(line) for line in lines]
     if to == OURS:
         return yaml.safe_dump(raw, sort_keys=False).rstrip(), notes

@@ -123,9 +123,10 @@ def _is_free(port: int) -> bool:
 
 
 def exposed_ports(environment: Mapping[str, str], host: str) -> str:
-    """Return a line about the ports that other machines can reach, the server's own aside."""
+    """Return a line about the ports other than the server's own, and who can reach them."""
     ports = [environment[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS")]
-    text = f"HAProxy serves read-only counters on all interfaces: ports {' and '.join(ports)}"
+    place = "all interfaces" if host == "0.0.0.0" else host
+    text = f"HAProxy serves read-only counters on {place}: ports {' and '.join(ports)}"
     if host == "0.0.0.0":
         low = environment.get("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "30000")
         high = environment.get("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", "31000")

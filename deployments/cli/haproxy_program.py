@@ -29,7 +29,7 @@ class Edit:
 
     reason:     why Serve's text does not do
     expected:   sed's basic regular expression
-    command:    sed's command; may contain {folder}, {head_ms}, {body_ms}, {status} and {hints}
+    command:    sed's command; may contain {folder}, {host}, {head_ms}, {body_ms}, {status}, {hints}
     otherwise:  what happens where no line matches
     """
 
@@ -79,6 +79,18 @@ CONFIG_EDITS = (
         expected="errorfile 503 .*",
         command=r"s#^\( *\)errorfile 503 .*#&\n\1errorfile 408 {folder}/slow.http#",
         otherwise="It gets HAProxy's HTML page.",
+    ),
+    Edit(
+        reason="Counters for Prometheus are for those who can reach the server itself.",
+        expected="bind :[0-9]",
+        command="s#bind :#bind {host}:#",
+        otherwise="They can be read on all interfaces.",
+    ),
+    Edit(
+        reason="So is the page of statistics.",
+        expected="bind [*]:[0-9]",
+        command="s#bind [*]:#bind {host}:#",
+        otherwise="It can be read on all interfaces.",
     ),
 )
 # Applied with status 503 while no application has a route, with 404 afterwards.
@@ -155,15 +167,20 @@ _HINTS = {
 }
 
 
-def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> str:
+def install_haproxy_program(folder: Path, *, host: str, body_timeout_s: float) -> str:
     """Write the program and its files into a folder, and make Serve start it as HAProxy.
 
     Returns the path of HAProxy itself.
 
     folder:          of this run
+    host:            address that the server listens on
     body_timeout_s:  time that HAProxy waits for the part of a body that requests are routed by
     """
-    times = {"head_ms": round(HEAD_TIMEOUT_S * 1000), "body_ms": round(body_timeout_s * 1000)}
+    values = {
+        "host": host,
+        "head_ms": round(HEAD_TIMEOUT_S * 1000),
+        "body_ms": round(body_timeout_s * 1000),
+    }
     slow = (
         f"The request did not arrive in time: its headers have {HEAD_TIMEOUT_S:g} s and its body "
         f"{body_timeout_s:g} s; send it faster, or in parts."
@@ -174,7 +191,7 @@ def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> str:
     files = {
         "failed.http": _page(503, "No replica could answer. Please try again."),
         "slow.http": _page(408, slow),
-        "config.sed": "".join(edit.sed(folder=folder, **times) for edit in CONFIG_EDITS),
+        "config.sed": "".join(edit.sed(folder=folder, **values) for edit in CONFIG_EDITS),
         "lua.sed": ADD_HEADERS.sed(),
         "headers.lua": _HEADERS_LUA.format(
             truncated_header=TRUNCATED_HEADER, path_header=PATH_HEADER

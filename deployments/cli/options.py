@@ -27,6 +27,13 @@ Dialect = Annotated[
         "YAML file), or backend (JSON files)."
     ),
 ]
+SkipUnsupported = Annotated[
+    bool,
+    typer.Option(
+        "--skip-unsupported",
+        help="List the other server's parameters that are refused, and go on without them.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

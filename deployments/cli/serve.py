@@ -36,7 +36,13 @@ from remora.deployments.cli.haproxy import (
     haproxy_environment,
 )
 from remora.deployments.cli.haproxy_program import install_haproxy_program
-from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
+from remora.deployments.cli.options import (
+    Dialect,
+    Settings,
+    SkipUnsupported,
+    Targets,
+    read_overrides,
+)
 from remora.deployments.cli.ray_token import protect_ray_token
 from remora.deployments.cli.root_cause import root_cause
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
@@ -77,6 +83,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights.")] = None,
     settings: Settings = None,
     dialect: Dialect = None,
+    skip_unsupported: SkipUnsupported = False,
     proxy: Annotated[
         Proxy | None,
         typer.Option(help="HTTP proxy in front of the replicas. Default: haproxy if available."),
@@ -93,9 +100,17 @@ def serve(
         given = {"model.served_name": model_name, "model.dtype": dtype}
         options = [f"{key}={value}" for key, value in given.items() if value is not None]
         overrides = read_overrides([*options, *(settings or ())])
-        raw = serve_config(tokens, host=host, port=port, overrides=overrides, dialect=dialect)
+        raw = serve_config(
+            tokens,
+            host=host,
+            port=port,
+            overrides=overrides,
+            dialect=dialect,
+            skips=skip_unsupported,
+        )
         if not any("runtime_env" in application for application in raw["applications"]):
-            check_files(read_models(tokens, dialect, overrides), tokens[0] if tokens else "")
+            models = read_models(tokens, dialect, overrides, skips=skip_unsupported)
+            check_files(models, tokens[0] if tokens else "")
         http = raw["http_options"]
         for line in remove_remains():
             answer(line)
@@ -122,7 +137,8 @@ def _drive(
     if proxy is Proxy.HAPROXY:
         os.environ.update({**haproxy_environment(folder.path), **os.environ})
         body_timeout_s = _configs(raw)[0].limits.body_timeout_s
-        binary = install_haproxy_program(folder.path, body_timeout_s=body_timeout_s)
+        host = raw["http_options"]["host"]
+        binary = install_haproxy_program(folder.path, host=host, body_timeout_s=body_timeout_s)
         watch = HaproxyWatch(folder.path, binary)
     os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
     with watch:
@@ -190,13 +206,15 @@ def serve_config(
     port: int | None = None,
     overrides: Sequence[Override] = (),
     dialect: str | None = None,
+    skips: bool = False,
 ) -> dict[str, Any]:
     """Return the Serve config of a file, a model or another server's command line.
 
     overrides:  values that take precedence over the target's
+    skips:      whether another server's parameters that are refused are left out
     Raises ConfigError, Failure.
     """
-    raw, lines = read_target(target, dialect, overrides)
+    raw, lines = read_target(target, dialect, overrides, skips=skips)
     for line in lines:
         if line.state is not State.EXACT:
             answer(str(line))

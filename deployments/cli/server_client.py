@@ -6,7 +6,7 @@ Knows HTTP and server-sent events. Knows nothing of terminals.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,10 +16,21 @@ from remora.deployments.cli.terminal import Failure
 
 
 class ServerClient:
-    """Sends requests to one server. Every error is raised as Failure."""
+    """Sends requests to one server. Every error is raised as Failure.
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    on_ignored:  gets a line for each field that the server ignores, once
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        on_ignored: Callable[[str], None] | None = None,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._on_ignored = on_ignored
+        self._ignored: set[str] = set()
         try:
             # A busy server may take long to send the first token, so only connecting times out.
             timeout = httpx.Timeout(None, connect=5.0)
@@ -92,7 +103,18 @@ class ServerClient:
             with closing(response):
                 response.read()
                 raise Failure(f"{self.url}{path}: {_error_message(response)}")
+        self._report_ignored(response.headers)
         return closing(response)
+
+    def _report_ignored(self, headers: httpx.Headers) -> None:
+        names = headers.get("x-remora-ignored-fields", "").split(", ")
+        hints = headers.get("x-remora-suggested-fields", "").split(", ")
+        nearest = dict(hint.split("=", 1) for hint in hints if "=" in hint)
+        for name in names:
+            if name and name not in self._ignored and self._on_ignored is not None:
+                self._ignored.add(name)
+                hint = f"; did you mean {nearest[name]}?" if name in nearest else ""
+                self._on_ignored(f"the server ignored the field {name}{hint}")
 
 
 def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS
 from remora.configs.dialects.command_line import read_command_line
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.resolve import ARGS, DIALECT, Resolved, resolve
 from remora.configs.dialects.translate import ParameterReport
 from remora.configs.errors import ConfigError
@@ -27,37 +28,53 @@ RAY_SERVE_LLM = "ray_serve_llm"  # its configurations are files only
 
 
 def read_target(
-    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+    target: Sequence[str],
+    dialect: str | None,
+    overrides: Sequence[Override],
+    *,
+    skips: bool = False,
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...]]:
     """Return a validated Serve config, and how each parameter of another server was translated.
 
+    skips:  whether parameters that are refused are left out; their reports say so
     Raises ConfigError, Failure.
     """
-    raw, lines, _ = _read(target, dialect, overrides)
+    raw, lines, _ = _read(target, dialect, overrides, skips=skips)
     return raw, lines
 
 
 def read_models(
-    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+    target: Sequence[str],
+    dialect: str | None,
+    overrides: Sequence[Override],
+    *,
+    skips: bool = False,
 ) -> dict[str, FileModel]:
     """Return the models of a target by name, with the source of each key's value."""
-    return _read(target, dialect, overrides)[2]
+    return _read(target, dialect, overrides, skips=skips)[2]
 
 
 def _read(
-    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+    target: Sequence[str], dialect: str | None, overrides: Sequence[Override], *, skips: bool
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
     if dialect == RAY_SERVE_LLM:
-        return _read_file(target, overrides, is_ray_serve_llm=True)
+        return _read_file(target, overrides, is_ray_serve_llm=True, skips=skips)
     if dialect is not None:
         documents: dict[str, Document] = {}
-        resolved = _of_command_line(dialect, target, documents)
+        faults = Faults(skips=skips)
+        resolved = _of_command_line(dialect, target, documents, faults)
         is_overridden = any((one.section, one.key) == ("model", "path") for one in overrides)
-        if "path" not in resolved.args.get("model", {}) and not is_overridden:
-            raise ConfigError(_no_model(dialect))
-        _check_port(resolved, documents)
+        # One of the faults may be in the parameter that names the model.
+        if not faults.lines and "path" not in resolved.args.get("model", {}) and not is_overridden:
+            faults.add(_no_model(dialect))
+        with faults.gathering():
+            _check_port(resolved, documents)
         raw = config_of_args(resolved.args, resolved.http)
-        return raw, resolved.lines, _over(raw, resolved, overrides, documents)
+        models: dict[str, FileModel] = {}
+        with faults.gathering():
+            models = _over(raw, resolved, overrides, documents)
+        faults.check()
+        return raw, resolved.lines, models
     if len(target) != 1:
         raise Failure(
             f"expected one target, found {' '.join(target) or 'none'}; to pass another server's "
@@ -65,13 +82,17 @@ def _read(
         )
     (name,) = target
     if name.endswith((".yaml", ".yml")):
-        return _read_file(target, overrides)
+        return _read_file(target, overrides, skips=skips)
     raw = config_of_model(name)
     return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
 
 
 def _read_file(
-    target: Sequence[str], overrides: Sequence[Override], *, is_ray_serve_llm: bool = False
+    target: Sequence[str],
+    overrides: Sequence[Override],
+    *,
+    is_ray_serve_llm: bool = False,
+    skips: bool,
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
     from ray.serve.schema import ServeDeploySchema
 
@@ -82,6 +103,7 @@ def _read_file(
         also=ServeDeploySchema,
         overrides=overrides,
         is_ray_serve_llm=is_ray_serve_llm,
+        skips_unsupported=skips,
     )
     return file.raw, file.lines, dict(file.models)
 
@@ -102,16 +124,16 @@ def _no_model(dialect: str) -> str:
 
 
 def _of_command_line(
-    dialect: str, tokens: Sequence[str], documents: dict[str, Document]
+    dialect: str, tokens: Sequence[str], documents: dict[str, Document], faults: Faults
 ) -> Resolved:
     if dialect not in SYSTEMS:
         raise Failure(f"--dialect {dialect}: must be one of {', '.join(SYSTEMS)}")
-    given = read_command_line(dialect, tokens, os.environ, documents)
+    given = read_command_line(dialect, tokens, os.environ, documents, faults)
 
     def locate(path: KeyPath, at_key: bool) -> str:
         return _place_in(documents, path[1:], at_key)
 
-    return resolve({DIALECT: dialect, ARGS: given}, locate)
+    return resolve({DIALECT: dialect, ARGS: given}, locate, faults=faults)
 
 
 def _place_in(documents: Mapping[str, Document], path: KeyPath, at_key: bool) -> str:

@@ -86,6 +86,12 @@ def complain(message: str) -> None:
     console.print(f"[bold red]error:[/] {escape(message)}")
 
 
+def note(message: str) -> None:
+    """Write a remark to stderr."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[yellow]note:[/] {escape(message)}")
+
+
 def detail(text: str) -> None:
     """Write what --verbose asks for to stderr."""
     sys.stderr.write(text.rstrip() + "\n")

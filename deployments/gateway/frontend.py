@@ -4,7 +4,7 @@
 /ready                    each model has a replica, and the gateway is not being stopped
 /v1/models and the like   the lists of all models
 /autoscaling/explain      the autoscaling policy's last decisions
-/ and /playground/...     the playground, for browsers
+/, /docs, /playground/... the pages for browsers
 /metrics, /load, /flush_cache, /abort_request, /health_generate   sent to every replica, merged
 everything else           relayed to the model that the request names
 """

@@ -4,8 +4,8 @@ It reads each request, chooses the model, lets the router choose the replica, an
 on; it holds requests while a model has no replica, and retries them when a replica has died. Python
 callers reach the methods of a model's own deployment through it:
 
-    handle.chat.remote(body)                                 as of LLMServer; with several models
-    handle.options(stream=True).chat_stream.remote(body)     the body's `model` names one
+    handle.chat.remote(body)                                 see handle_calls.py; with several
+                                                             models the body's `model` names one
     handle.load_adapter.remote(name, path, model=...)        as of LLMServer, for one model
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -31,6 +31,7 @@ from remora.deployments.gateway.model import GatewayModel
 from remora.deployments.gateway.model_choice import choose_model
 from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.gateway.tunnel import Tunnel
+from remora.deployments.handle_calls import STREAMS, Chunks, HandleCalls
 from remora.deployments.http.core.auth import Access
 from remora.deployments.observing.ray_metrics import RayMetrics
 from remora.deployments.ray_private import shutdown_check
@@ -40,7 +41,7 @@ from remora.deployments.serve_context import listens_locally, log_through_serve
 log = logging.getLogger(__name__)
 
 
-class Gateway:
+class Gateway(HandleCalls):
     """One gateway. Raises ConfigError on construction when the configuration is not valid.
 
     handles:  of the models' deployments, by model name
@@ -112,26 +113,6 @@ class Gateway:
 
     # -- methods for Python handles -----------------------------------------------------------
 
-    async def chat(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/chat/completions. Raises the error that HTTP would return."""
-        return await self._answer("chat", body)
-
-    async def completions(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/completions."""
-        return await self._answer("completions", body)
-
-    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks that answer a body of /v1/chat/completions."""
-        async with aclosing(self._chunks("chat_stream", body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks that answer a body of /generate: each holds all text so far."""
-        async with aclosing(self._chunks("generate", body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
     async def load_adapter(
         self, name: str, path: str, *, model: str | None = None, **options: bool
     ) -> Any:
@@ -166,10 +147,9 @@ class Gateway:
         except Exception as error:
             raise cause_of(error) from None
 
-    async def _chunks(
-        self, method: str, body: Mapping[str, Any]
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        chunks = self._handle(body).options(method_name=method, stream=True).remote(body)
+    async def _chunks(self, method: str, body: Mapping[str, Any]) -> Chunks:
+        handle = self._handle(body).options(method_name=STREAMS[method], stream=True)
+        chunks = handle.remote(body)
         try:
             async for chunk in chunks:
                 yield chunk

@@ -17,8 +17,6 @@ _CARDS = "/v1/models/"
 _CHATS = "/v1/chat/completions"  # without a body: stored ones
 # Every model answers these alike, and these requests name none.
 _SHARED_PATHS = (
-    "/docs",
-    "/redoc",
     "/openapi.json",
     "/v1/responses/",
     _CHATS,

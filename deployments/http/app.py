@@ -29,6 +29,7 @@ from remora.deployments.http.admin.routes import (
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.anthropic.messages import anthropic_routes
 from remora.deployments.http.anthropic.models import model_routes
+from remora.deployments.http.api_docs.openapi import describe_operations
 from remora.deployments.http.batches.message_batches import MessageBatchBody
 from remora.deployments.http.batches.routes import BatchBody, batch_routes
 from remora.deployments.http.cohere.chat_bodies import CohereChatBody
@@ -37,7 +38,6 @@ from remora.deployments.http.core.auth import Access, Gate
 from remora.deployments.http.core.edge import Edge, error_answer, refused
 from remora.deployments.http.core.errors import log_error
 from remora.deployments.http.core.fields import Body
-from remora.deployments.http.core.openapi import describe_bodies
 from remora.deployments.http.core.wire_formats import ANTHROPIC, Dialect, dialect_of
 from remora.deployments.http.endpoints import (
     ANY_RERANK,
@@ -208,13 +208,15 @@ def build_http_app(
             HTTPException: _answer_error,
             RequestValidationError: _answer_error,
         },
+        docs_url=None,  # a page of the playground
+        redoc_url=None,
         redirect_slashes=False,
     )
     app.include_router(generation_routes(server, GENERATION))
     for make_router in ROUTERS:
         app.include_router(make_router(server))
     bodies = {route.path: route.body for route in GENERATION} | dict(BODIES)
-    describe_bodies(app, bodies, model=server.plan.served_model_name)
+    describe_operations(app, bodies, model=server.plan.served_model_name)
     return app
 
 

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from remora.deployments.http.admin import server as ops
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.core.wire_formats import LLAMACPP, OPENAI, RTP_LLM, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE
@@ -140,8 +140,8 @@ def token_routes(server: ServerState) -> APIRouter:
             return JSONAnswer(answer, headers=headers)
         request.state.dialect = LLAMACPP
         parsed = parse(LlamaTokenizeBody, body)
-        ignored = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
-        return JSONAnswer(await llama_info.tokenize(server, parsed), headers=dict(ignored))
+        ignored = server.report_ignored(parsed)
+        return JSONAnswer(await llama_info.tokenize(server, parsed), headers=ignored)
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
@@ -187,7 +187,7 @@ def _light_information(server: ServerState) -> APIRouter:
     @router.post("/tokens")
     async def tokens(request: Request) -> Response:
         body = parse(TokensBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        return JSONAnswer(await count_tokens(server, body), headers=dict(headers))
+        headers = server.report_ignored(body)
+        return JSONAnswer(await count_tokens(server, body), headers=headers)
 
     return router

@@ -270,7 +270,7 @@ def main() -> None:
             is_on = proxy == "haproxy"
             extra = dict(haproxy_environment(folder)) if is_on else {}
             if is_on:
-                install_haproxy_program(folder, body_timeout_s=30)
+                install_haproxy_program(folder, host="127.0.0.1", body_timeout_s=30)
             common = {
                 HAPROXY_SWITCH: str(int(is_on)),
                 "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

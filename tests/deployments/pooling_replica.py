@@ -13,20 +13,23 @@ import pytest
 from remora.deployments import llm_server
 from remora.deployments.llm_server import LLMServer
 from tests.deployments.fakes import client_of
+from tests.deployments.http.api_docs.described import checking
 
 
 @asynccontextmanager
 async def running(
     path: Path | str, *, timeout_s: float = 120.0, **sections: Any
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, LLMServer], None]:
-    """Run a replica; `sections`: of the configuration."""
+    """Run a replica, whose responses must be as described; `sections`: of the configuration."""
     server = LLMServer.__new__(LLMServer)
     model = {"path": str(path), **sections.get("model", {})}
     engine = {"num_threads": 1, **sections.get("engine", {})}
     await server.__init__(sections | {"model": model, "engine": engine})  # type: ignore[misc]
     try:
-        async with client_of(server.__serve_build_asgi_app__()) as client:
+        app = server.__serve_build_asgi_app__()
+        async with client_of(app) as client:
             client.timeout = timeout_s
+            client.event_hooks = {"response": [checking(app)]}
             yield client, server
     finally:
         server.__del__()

@@ -23,7 +23,15 @@ def haproxy_config() -> str:
     environment = Environment()
     environment.filters["haproxy_fmt"] = str
     return environment.from_string(HAPROXY_CONFIG_TEMPLATE).render(
-        config={"error_file_path": "/x/500.http", "timeout_connect_s": 1, "timeout_client_s": 3600},
+        config={
+            "error_file_path": "/x/500.http",
+            "timeout_connect_s": 1,
+            "timeout_client_s": 3600,
+            "frontend_host": "127.0.0.1",
+            "frontend_port": 8000,
+            "metrics_port": 9101,
+            "stats_port": 8404,
+        },
         backends=[backend],
         backends_with_health_config=[{"backend": backend, "health_config": {}}],
         route_info={},

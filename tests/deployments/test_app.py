@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
+import ray
 from ray.serve import Application
 from ray.serve._private import build_app, constants
 
@@ -13,6 +18,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 from remora.deployments import app
 from remora.deployments.app import build, deployment_options
+from remora.deployments.cluster_token import check_token
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 
 
@@ -103,3 +109,49 @@ def test_invalid_args_are_refused() -> None:
 def test_serve_does_not_validate_the_args() -> None:
     (parameter,) = inspect.signature(app.build).parameters.values()
     assert parameter.annotation == dict[str, Any]
+
+
+@contextmanager
+def gcs(code: grpc.StatusCode | None) -> Iterator[str]:
+    """Serve every method with an empty answer, or an error; yield the address."""
+
+    def answer(_request: bytes, context: grpc.ServicerContext) -> bytes:
+        if code is not None:
+            context.abort(code, "")
+        return b""
+
+    class All(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[All()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is not connected, whatever other tests of this process have started."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_cluster_that_requires_a_token_is_named_at_once() -> None:
+    with gcs(grpc.StatusCode.UNAUTHENTICATED) as address:
+        with pytest.raises(ConfigError, match=rf"{address}.*set RAY_AUTH_MODE=token"):
+            check_token({"RAY_ADDRESS": address})
+        check_token({"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"})
+        check_token({"RAY_ADDRESS": "local"})
+        check_token({"RAY_ADDRESS": f"ray://{address}"})
+    check_token({"RAY_ADDRESS": address})  # nothing is there: Ray says so
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("code", [None, grpc.StatusCode.UNIMPLEMENTED])
+def test_other_clusters_are_joined(code: grpc.StatusCode | None) -> None:
+    with gcs(code) as address:
+        check_token({"RAY_ADDRESS": address})

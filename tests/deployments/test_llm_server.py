@@ -52,6 +52,32 @@ async def test_all_interfaces_return_the_same_text(tiny_checkpoints: TinyCheckpo
     assert response.json()["choices"][0]["message"]["content"] == expected
 
 
+async def test_handles_take_keywords_and_give_plain_values(
+    tiny_checkpoints: TinyCheckpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tiny_checkpoints("llama")) as (client, server):
+        whole = await server.chat(messages=HELLO, **GREEDY)
+        mixed = await server.chat({"messages": HELLO}, **GREEDY)
+        typo = await server.chat({"messages": HELLO, "max_tokns": 8}, **GREEDY)
+        chunks = [chunk async for chunk in await server.chat(messages=HELLO, stream=True, topp=1)]
+        texts = [chunk async for chunk in await server.completions(prompt="a", stream=True)]
+        with pytest.raises(InvalidRequest, match="given twice"):
+            await server.chat({"messages": HELLO, "max_tokens": 1}, max_tokens=2)
+        with pytest.raises(InvalidRequest, match="of type str"):
+            await server.chat("Hi")  # type: ignore[arg-type]
+        response = await client.post("/v1/chat/completions", json={"messages": HELLO, **GREEDY})
+
+    for answer in (whole, mixed, typo, response.json()):
+        assert answer["choices"] == whole["choices"]
+    assert typo["ignored_fields"] == {"max_tokns": "max_tokens"}
+    assert "ignored_fields" not in whole
+    assert chunks[0]["ignored_fields"] == {"topp": "top_p"}
+    assert all("ignored_fields" not in chunk for chunk in chunks[1:])
+    for answer in (whole, *chunks, *texts):
+        assert type(answer["choices"][-1]["finish_reason"]) in (str, type(None))
+    assert "did you mean max_tokens?" in caplog.text
+
+
 async def test_a_replica_has_started(
     tiny_checkpoints: TinyCheckpoints, caplog: pytest.LogCaptureFixture
 ) -> None:

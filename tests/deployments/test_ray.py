@@ -80,6 +80,38 @@ async def test_python_handles_chat_and_stream(cluster: Cluster) -> None:
     assert last["meta_info"]["finish_reason"] is not None
 
 
+async def test_a_handle_streams_what_asks_for_a_stream(cluster: Cluster) -> None:
+    from ray import serve
+
+    handle = serve.get_app_handle(SMOL)
+    whole = await handle.chat.remote(**FRANCE)
+    body = FRANCE | {"stream": True}
+    streams = (
+        await handle.chat.remote(body),
+        handle.options(stream=True).chat.remote(FRANCE),
+        handle.options(stream=True).chat.remote(**body),
+    )
+
+    text = whole["choices"][0]["message"]["content"]
+    assert type(whole["choices"][0]["finish_reason"]) is str
+    for stream in streams:
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
+        assert len(chunks) > 3
+
+
+def test_a_handle_streams_to_a_script(cluster: Cluster) -> None:
+    from ray import serve
+
+    handle = serve.get_app_handle(TINY)
+    chunks = list(handle.completions.remote(prompt="x", max_tokens=4, stream=True).result())
+    refused = handle.completions.remote(prompt="x", max_tokens=100_000, stream=True).result()
+
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(PromptTooLong):
+        list(refused)
+
+
 async def test_handles_raise_the_original_errors(cluster: Cluster) -> None:
     from ray import serve
 

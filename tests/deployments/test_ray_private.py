@@ -19,7 +19,8 @@ import pytest
 import ray
 import ray.serve.handle
 from ray import serve
-from ray._private import ray_constants
+from ray._private import ray_constants, utils
+from ray.core.generated import gcs_service_pb2_grpc
 from ray.experimental import internal_kv
 from ray.serve._private import constants, http_util, replica
 from ray.serve._private.client import ServeControllerClient
@@ -59,6 +60,7 @@ SERVE = Path(serve.__file__).parent
         (_get_global_client, ()),
         (ServeControllerClient.deploy_apps, ("config",)),
         (serve.delete, ("name", "_blocking")),
+        (utils.read_ray_address, ("temp_dir",)),
         (internal_kv._internal_kv_put, ("key", "value", "namespace")),
         (internal_kv._internal_kv_get, ("key", "namespace")),
         (internal_kv._internal_kv_del, ("key", "namespace")),
@@ -98,6 +100,8 @@ def test_a_record_has_the_fields_that_we_read(kind: Any, fields: tuple[str, ...]
     ("owner", "text"),
     [
         (ray._private.worker.Worker, "self.actors ="),
+        (replica, f"async def {ray_private.STREAMED_CALL}("),
+        (gcs_service_pb2_grpc.NodeInfoGcsServiceStub, ray_private.CHECK_ALIVE),
         (ray._private.worker.Worker, "def actor_id("),
         (ray._private.worker.Worker, "def connected("),
         (replica, "self._replica_impl: Replica ="),

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remora.configs.dialects.catalogue import Parameter, catalogue, plain, spellings
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.values import is_bool_text
-from remora.configs.errors import ConfigError
 from remora.configs.validation_messages import shown
 
 _MODULE, _IMAGE = "vllm.entrypoints", "vllm-openai"
 _SHORT_LEVEL = "-O"
 
 
-def options(tokens: Sequence[str]) -> list[str]:
-    """Return `--name value` tokens without the launch command. Raises ConfigError."""
-    return [*_in_one_form(_without_launcher(tokens))]
+def options(tokens: Sequence[str], faults: Faults) -> list[str]:
+    """Return `--name value` tokens without the launch command."""
+    return [*_in_one_form(_without_launcher(tokens), faults)]
 
 
 def command_line(values: Mapping[str, Any]) -> list[str]:
@@ -55,7 +55,7 @@ def _without_launcher(tokens: Sequence[str]) -> list[str]:
     return list(tokens)
 
 
-def _in_one_form(tokens: list[str]) -> Iterator[str]:
+def _in_one_form(tokens: list[str], faults: Faults) -> Iterator[str]:
     objects: dict[str, dict[str, Any]] = {}
     has_model = False
     position = 0
@@ -64,7 +64,8 @@ def _in_one_form(tokens: list[str]) -> Iterator[str]:
         position += 1
         if not token.startswith("-"):
             if has_model:
-                raise ConfigError(f"{token}: expected an option that begins with --")
+                faults.add(f"{token}: expected an option that begins with --")
+                continue
             has_model = True
             yield from ("--model", token)
             continue
@@ -82,7 +83,8 @@ def _in_one_form(tokens: list[str]) -> Iterator[str]:
             yield from ("--optimization-level", level)
             continue
         if equals and _is_no_flag(parameter, inline):
-            raise ConfigError(f"{written} = {shown(inline)}: expected true or false")
+            faults.add(f"{written} = {shown(inline)}: expected true or false")
+            continue
         values = _values(parameter, tokens[position:]) if not equals else [inline]
         position += 0 if equals else len(values)
         if is_off:

@@ -17,8 +17,6 @@ from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.fields import (
     Body,
     PathText,
-    check_ignored,
-    ignored_fields,
     parse,
 )
 from remora.deployments.http.core.wire import JSONAnswer
@@ -61,7 +59,7 @@ def lora_routes(server: ServerState) -> APIRouter:
 
     async def load(request: Request) -> tuple[LoadBody, dict[str, str]]:
         body = parse(LoadBody, await read_body(server, request))
-        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        headers = server.report_ignored(body)
         await server.adapters.manager.load(
             body.lora_name,
             body.lora_path,
@@ -72,7 +70,7 @@ def lora_routes(server: ServerState) -> APIRouter:
 
     async def unload(request: Request) -> tuple[UnloadBody, dict[str, str]]:
         body = parse(UnloadBody, await read_body(server, request))
-        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        headers = server.report_ignored(body)
         await server.adapters.manager.unload(body.lora_name, ends=bool(body.force))
         return body, headers
 

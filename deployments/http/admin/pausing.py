@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.auth import ADMIN
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
@@ -56,8 +56,8 @@ def pause_routes(server: ServerState) -> APIRouter:
     async def read(request: Request, kind: type[Body]) -> tuple[Body, dict[str, str]]:
         has_body = request.headers.get("content-length", "0") != "0"
         body = parse(kind, await read_body(server, request) if has_body else {})
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        return body, dict(headers)
+        headers = server.report_ignored(body)
+        return body, headers
 
     @router.post("/pause_generation", dependencies=ADMIN)
     async def pause_generation(request: Request) -> Response:

@@ -13,7 +13,7 @@ from pydantic import Field
 from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
 from remora.configs.schema import ServeConfig
 from remora.configs.version import __version__
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.request_context import RequestContext
@@ -270,7 +270,7 @@ def profiler(server: ServerState) -> Profiler:
 async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the token ids of a prompt, of several, or of a conversation; and headers."""
     parsed = parse(TokenizeBody, body)
-    headers = _report_ignored(server, parsed)
+    headers = server.report_ignored(parsed)
     await server.model(parsed.model)
     special = parsed.add_special_tokens
     if parsed.messages is not None:
@@ -295,7 +295,7 @@ async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict
 async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the text of token ids, under vLLM's, SGLang's and llama.cpp's names; and headers."""
     parsed = parse(DetokenizeBody, body)
-    headers = _report_ignored(server, parsed)
+    headers = server.report_ignored(parsed)
     await server.model(parsed.model)
     is_list = bool(parsed.tokens) and isinstance(parsed.tokens[0], list)
     all_ids = parsed.tokens if is_list else [parsed.tokens]
@@ -313,7 +313,3 @@ async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], di
     texts = await asyncio.to_thread(decode)
     text = texts if is_list else texts[0]
     return {"prompt": text, "text": text, "content": text}, headers
-
-
-def _report_ignored(server: ServerState, body: Body) -> dict[str, str]:
-    return dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))

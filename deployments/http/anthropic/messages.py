@@ -15,7 +15,7 @@ from remora.deployments.http.anthropic.context_edits import edited
 from remora.deployments.http.anthropic.events import TOOL_USE, BlockWriter
 from remora.deployments.http.anthropic.to_chat import chat_body, renames_of
 from remora.deployments.http.core.field_names import in_callers_words
-from remora.deployments.http.core.fields import check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer, read_json
 from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
@@ -198,8 +198,7 @@ def anthropic_routes(server: ServerState) -> APIRouter:
     async def count(request: Request) -> Response:
         raw = await read_json(request, max_bytes=server.config.api.max_body_bytes)
         body = parse(CountTokensBody, raw)
-        ignored = ignored_fields(body)
-        headers = check_ignored(ignored, reject=server.rejects_unknown_fields)
-        return JSONAnswer(await count_tokens(server, body), headers=dict(headers))
+        headers = server.report_ignored(body)
+        return JSONAnswer(await count_tokens(server, body), headers=headers)
 
     return router

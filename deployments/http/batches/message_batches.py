@@ -24,7 +24,7 @@ from remora.deployments.http.batches.input import MAX_LINES, MESSAGES_PATH, read
 from remora.deployments.http.batches.results import EXPIRED
 from remora.deployments.http.batches.store import Batch, BatchStore
 from remora.deployments.http.core.auth import viewer
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer, dumps
 from remora.deployments.http.core.wire_formats import anthropic_error, anthropic_page
 from remora.deployments.http.generation.routes import read_body
@@ -63,10 +63,10 @@ def message_batch_routes(server: ServerState, store: BatchStore) -> APIRouter:
     @router.post("/v1/messages/batches")
     async def create(request: Request) -> Response:
         body = parse(MessageBatchBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
+        headers = server.report_ignored(body)
         given = _input_file(body, server.config.api.max_body_bytes)
         batch = await asyncio.to_thread(_add, server, store, request, given, len(body.requests))
-        return JSONAnswer(_shown(request, store, batch), headers=dict(headers))
+        return JSONAnswer(_shown(request, store, batch), headers=headers)
 
     @router.get("/v1/messages/batches")
     async def list_batches(

@@ -20,8 +20,6 @@ from remora.deployments.http.core.fields import (
     Body,
     Label,
     Metadata,
-    check_ignored,
-    ignored_fields,
     parse,
 )
 from remora.deployments.http.core.wire import JSONAnswer
@@ -140,7 +138,7 @@ def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> N
     @router.post("/v1/batches")
     async def create(request: Request) -> Response:
         body = parse(BatchBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
+        headers = server.report_ignored(body)
         if body.endpoint not in BATCH_PATHS:
             raise InvalidRequest(f"endpoint must be one of {', '.join(BATCH_PATHS)}.", "endpoint")
         given = await asyncio.to_thread(store.files.find, body.input_file_id, viewer(request))
@@ -155,7 +153,7 @@ def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> N
             model=server.plan.served_model_name,
             metadata=body.metadata,
         )
-        return JSONAnswer(batch.show(), headers=dict(headers))
+        return JSONAnswer(batch.show(), headers=headers)
 
     @router.get("/v1/batches")
     async def list_batches(

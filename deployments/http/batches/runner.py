@@ -242,7 +242,8 @@ class _Run:
         context = RequestContext(
             request_id=rid, owner=batch.owner, tenant=batch.tenant, viewer=batch.owner or None
         )
-        job, _ = await self._endpoint.job(self._served, body, context)
+        job, ignored = await self._endpoint.job(self._served, body, context)
+        self._served.field_log.note(ignored)
         lowest = LOWEST_PRIORITY
         if self._served.plan.low_priority_first:
             lowest = -lowest

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -30,7 +29,7 @@ from pydantic_core import PydanticCustomError
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.errors import UNSUPPORTED
-from remora.deployments.http.core.unsupported_fields import FIELDS, refuse_unsupported
+from remora.deployments.http.core.unsupported_fields import refuse_unsupported
 from remora.engine.types import MAX_LOGPROBS, MAX_STOP_CHARS
 
 MAX_METADATA = 16
@@ -340,30 +339,3 @@ def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:
 def _path(location: tuple[int | str, ...]) -> str:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return path.removeprefix(".")[:_MAX_SHOWN_CHARS]
-
-
-def ignored_fields(body: Body, *, prefix: str = "") -> tuple[str, ...]:
-    """Return the names of unknown fields, nested ones as `a.b`."""
-    names = [prefix + name for name in body.model_extra or {} if name not in FIELDS]
-    for name, value in body:
-        if isinstance(value, Body):
-            names += ignored_fields(value, prefix=f"{prefix}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
-            for index, item in enumerate(value):
-                names += ignored_fields(item, prefix=f"{prefix}{name}[{index}].")
-    return tuple(names)
-
-
-def check_ignored(ignored: tuple[str, ...], *, reject: bool) -> Mapping[str, str]:
-    """Return the header that reports ignored fields; with `reject`, raise for the first one."""
-    if not ignored:
-        return {}
-    if reject:
-        message = f"{ignored[0][:_MAX_SHOWN_CHARS]} is not a known field."
-        raise InvalidRequest(message, ignored[0][:_MAX_SHOWN_CHARS], "unknown_field")
-    shown = [_header_safe(name) for name in ignored[:20]]
-    return {"x-remora-ignored-fields": ", ".join(shown)}
-
-
-def _header_safe(name: str) -> str:
-    return "".join(c if "!" <= c <= "~" and c != "," else "?" for c in name[:64])

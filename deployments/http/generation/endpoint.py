@@ -16,8 +16,9 @@ from typing import Any, Generic, Literal
 from remora.configs.errors import InvalidRequest
 from remora.configs.sections.pooling import Task
 from remora.deployments.http.core.body_limits import apply
-from remora.deployments.http.core.fields import Body, BodyT, check_ignored, ignored_fields
+from remora.deployments.http.core.fields import Body, BodyT
 from remora.deployments.http.core.sse import ChunkWriter
+from remora.deployments.http.core.unknown_fields import IgnoredFields
 from remora.deployments.http.core.wire_formats import Dialect
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.request_tracker import OutputStream
@@ -105,22 +106,21 @@ class Endpoint(Generic[BodyT]):
 
     async def job(
         self, server: ServerState, body: Any, context: RequestContext
-    ) -> tuple[Job, Mapping[str, str]]:
-        """Return the job of a body, and the headers that report ignored fields.
+    ) -> tuple[Job, IgnoredFields]:
+        """Return the job of a body, and its ignored fields.
 
         Raises RequestError.
         """
         self._check_open(server)
         apply(server.config.limits)
         parsed = self.parse(body)
-        unknown = ignored_fields(parsed)
-        headers = check_ignored(unknown, reject=server.rejects_unknown_fields)
-        if server.plan.speculation is None and getattr(parsed, "prediction", None) is not None:
-            headers = check_ignored((*unknown, "prediction"), reject=False)
+        predicts = getattr(parsed, "prediction", None) is not None
+        idle = ("prediction",) if predicts and server.plan.speculation is None else ()
+        ignored = server.find_ignored(parsed, *idle)
         name = _own_name(parsed)
         if name is not None:
             context = replace(context, request_id=name)
-        return await self.prepare(server, parsed, context), headers
+        return await self.prepare(server, parsed, context), ignored
 
     def _check_open(self, server: ServerState) -> None:
         generation = server.config.api.generation

@@ -94,5 +94,6 @@ async def respond(
     context = RequestContext.of(request, server.metrics.labels)
     if endpoint.dialect is not None:
         request.state.dialect = endpoint.dialect(body) or request.state.dialect
-    job, headers = await endpoint.job(server, body, context)
-    return await answer(server, request, job, headers)
+    job, ignored = await endpoint.job(server, body, context)
+    server.field_log.note(ignored)
+    return await answer(server, request, job, ignored.headers)

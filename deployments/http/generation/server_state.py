@@ -15,10 +15,15 @@ from remora.configs.schema import ServeConfig
 from remora.configs.version import __version__
 from remora.deployments.adapters.served_adapters import Adapters
 from remora.deployments.http.core.body_limits import limit
-from remora.deployments.http.core.fields import OpenAIBody
+from remora.deployments.http.core.fields import Body, OpenAIBody
 from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.core.settings import Settings
 from remora.deployments.http.core.tenants import Tenants
+from remora.deployments.http.core.unknown_fields import (
+    IgnoredFields,
+    UnknownFieldLog,
+    find_ignored,
+)
 from remora.deployments.http.generation.encoding import Encoder
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
@@ -242,9 +247,19 @@ class ServerState:
         return [self.plan.served_model_name, *self.adapters.names]
 
     @property
-    def rejects_unknown_fields(self) -> bool:
-        """Whether an unknown field is an error."""
-        return self.config.api.unknown_fields == "reject"
+    def field_log(self) -> UnknownFieldLog:
+        """The log of unknown fields."""
+        return self.part(UnknownFieldLog, lambda _config: UnknownFieldLog())
+
+    def find_ignored(self, body: Body, *also: str) -> IgnoredFields:
+        """Return a body's unknown fields, as `unknown_fields.find_ignored`; may raise."""
+        return find_ignored(body, *also, reject=self.config.api.unknown_fields == "reject")
+
+    def report_ignored(self, body: Body) -> dict[str, str]:
+        """Log a body's unknown fields and return the headers that name them; may raise."""
+        ignored = self.find_ignored(body)
+        self.field_log.note(ignored)
+        return ignored.headers
 
 
 def _pooling_side(server: ServedEngine) -> PoolingSide | None:

@@ -20,6 +20,7 @@ READABLE_HEADERS = (
     "retry-after",
     "x-should-retry",
     "x-remora-ignored-fields",
+    "x-remora-suggested-fields",
     "endpoint-load-metrics",
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
@@ -33,7 +33,7 @@ def llama_routes(server: ServerState) -> APIRouter:
     @router.post("/apply-template")
     async def apply_template(request: Request) -> Response:
         body = parse(ApplyTemplateBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        return JSONAnswer(await info.apply_template(server, body), headers=dict(headers))
+        headers = server.report_ignored(body)
+        return JSONAnswer(await info.apply_template(server, body), headers=headers)
 
     return router

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.core.wire_formats import OLLAMA
 from remora.deployments.http.generation.endpoint import Endpoint
@@ -74,13 +74,13 @@ def ollama_routes(server: ServerState, generation: Iterable[Route]) -> APIRouter
     @router.post("/api/show")
     async def show(request: Request) -> Response:
         body = parse(ShowBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        return JSONAnswer(await ollama_info.show(server, body), headers=dict(headers))
+        headers = server.report_ignored(body)
+        return JSONAnswer(await ollama_info.show(server, body), headers=headers)
 
     @router.post("/api/pull")
     async def pull(request: Request) -> Response:
         body = parse(PullBody, await read_body(server, request))
-        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        headers = server.report_ignored(body)
         steps = await ollama_info.pull(server, body)
         if body.stream is False:
             return JSONAnswer(steps[-1], headers=headers)

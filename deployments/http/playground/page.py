@@ -1,9 +1,10 @@
-"""The playground: a page to try the server in a browser, and its files.
+"""The pages for browsers: the playground, the description of the API, and their files.
 
-    GET /                        the page, for clients that accept text/html; others get past
-    GET /playground/DIGEST/NAME  a file of the page
+    GET /                        the playground, for clients that accept text/html; others get past
+    GET /docs                    the API, as /openapi.json describes it, with forms to try it
+    GET /playground/DIGEST/NAME  a file of these pages
 
-A middleware instead of routes, for two reasons: the page must open without an API key, since it is
+A middleware instead of routes, for two reasons: the pages must open without an API key, since it is
 where a person enters one, and `GET /` of clients that are not browsers has another answer. It
 stands within `Edge`, which counts and limits these requests too, and in front of `Gate`.
 """
@@ -22,6 +23,7 @@ from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.playground.static_files import StaticFile, static_files
 
 FILES = "/playground/"
+DOCS = "/docs"
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -50,9 +52,9 @@ _ASK_AGAIN = "no-cache"
 
 
 class Playground:
-    """ASGI middleware that answers browsers with the page.
+    """ASGI middleware that answers browsers with the pages.
 
-    is_on:  returns whether the page is served now
+    is_on:  returns whether the playground is served now; the description of the API always is
     """
 
     def __init__(self, app: ASGIApp, *, is_on: Callable[[], bool]) -> None:
@@ -61,23 +63,31 @@ class Playground:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
-        if not (is_read and self._is_on()):
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
         path = route_path(scope)
-        answer = _answer(scope, path)
+        answer = _docs_answer(scope, path)
+        is_on = self._is_on()
+        if answer is None and is_on:
+            answer = _answer(scope, path)
         if answer is not None:
             # For the metrics: `Edge` counts responses by this path.
-            scope["route"] = SimpleNamespace(path="/" if path == "/" else f"{FILES}NAME")
+            is_file = path.startswith(FILES)
+            scope["route"] = SimpleNamespace(path=f"{FILES}NAME" if is_file else _page_path(path))
             await answer(scope, receive, send)
         else:
-            await self._app(scope, receive, _varying(send) if path == "/" else send)
+            await self._app(scope, receive, _varying(send) if is_on and path == "/" else send)
 
 
-def _answer(scope: Scope, path: str) -> Response | None:
-    """Return the page, a file or a redirection; None = the request is for something else."""
-    headers = Headers(scope=scope)
+def _page_path(path: str) -> str:
+    return DOCS if path == DOCS else "/"
+
+
+def _docs_answer(scope: Scope, path: str) -> Response | None:
+    """Return the description of the API or a file; None = the request is for something else."""
+    if path == DOCS:
+        return _sent(static_files().docs, scope, {"cache-control": _ASK_AGAIN})
     if path.startswith(FILES):
         digest, _, name = path.removeprefix(FILES).partition("/")
         file = static_files().files.get(name)
@@ -86,6 +96,12 @@ def _answer(scope: Scope, path: str) -> Response | None:
         # Another replica may still have, or already have, another version of the page.
         is_exact = digest == static_files().digest
         return _sent(file, scope, {"cache-control": _FOREVER if is_exact else _ASK_AGAIN})
+    return None
+
+
+def _answer(scope: Scope, path: str) -> Response | None:
+    """Return the playground or a redirection; None = the request is for something else."""
+    headers = Headers(scope=scope)
     if not _accepts_html(headers):
         return None
     if path == "/":

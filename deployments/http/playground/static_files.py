@@ -1,6 +1,6 @@
-"""The files of the playground: read once, named by their contents.
+"""The files of the pages: read once, named by their contents.
 
-The page refers to its files at `playground/DIGEST/NAME`, relative to its own address. DIGEST is of
+A page refers to its files at `playground/DIGEST/NAME`, relative to its own address. DIGEST is of
 all files together, so browsers may keep each of them forever, and modules that import one another
 by relative names always come from the same version. Knows nothing of requests.
 """
@@ -15,7 +15,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("static")
 PAGE = "index.html"
-_NOT_A_MODULE = "theme.js"
+DOCS = "docs.html"
+# Not a module, or modules of the other page.
+_NOT_PRELOADED = frozenset({"theme.js", "docs.js", "schema_view.js"})
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -35,12 +37,15 @@ class StaticFile:
 
 @dataclass(frozen=True, slots=True)
 class StaticFiles:
-    """The page and the files that it refers to.
+    """The pages and the files that they refer to.
 
-    digest:  of all files but the page, in hexadecimal
+    page:    the playground
+    docs:    the description of the API
+    digest:  of all files but the pages, in hexadecimal
     """
 
     page: StaticFile
+    docs: StaticFile
     files: Mapping[str, StaticFile]
     digest: str
 
@@ -49,18 +54,19 @@ class StaticFiles:
 def static_files() -> StaticFiles:
     """Return the files of the package."""
     contents = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
-    template = contents.pop(PAGE).decode()
+    template, docs = contents.pop(PAGE).decode(), contents.pop(DOCS).decode()
     digest = _digest(b"\0".join(name.encode() + b"\0" + contents[name] for name in contents))
     place = f"playground/{digest}"
     # Without these lines a browser would find out about a module only when another imports it.
     preloads = "\n".join(
         f'    <link rel="modulepreload" href="{place}/{name}">'
         for name in contents
-        if name.endswith(".js") and name != _NOT_A_MODULE
+        if name.endswith(".js") and name not in _NOT_PRELOADED
     )
     page = template.replace("{{files}}", place).replace("{{preloads}}", preloads.strip())
     return StaticFiles(
         page=_file(PAGE, page.encode()),
+        docs=_file(DOCS, docs.replace("{{files}}", place).encode()),
         files={name: _file(name, content) for name, content in contents.items()},
         digest=digest,
     )

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.core.fields import check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.request_context import RequestContext
 from remora.deployments.http.generation.routes import read_body
@@ -37,11 +37,11 @@ def responses_routes(server: ServerState) -> APIRouter:
     @router.post("/v1/responses/input_tokens")
     async def input_tokens(request: Request) -> Response:
         body = parse(PromptBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
+        headers = server.report_ignored(body)
         context = RequestContext.of(request, server.metrics.labels)
         num_tokens = await count_input(server, body, context)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
-        return JSONAnswer(found, headers=dict(headers))
+        return JSONAnswer(found, headers=headers)
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(

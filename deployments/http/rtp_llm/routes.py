@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.endpoint import Endpoint
@@ -59,8 +59,8 @@ def rtp_routes(server: ServerState) -> APIRouter:
     @router.post("/tokenizer/encode")
     async def tokenizer_encode(request: Request) -> Response:
         body = parse(TokenizerEncodeBody, await read_body(server, request))
-        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        return JSONAnswer(await info.tokenizer_encode(server, body), headers=dict(headers))
+        headers = server.report_ignored(body)
+        return JSONAnswer(await info.tokenizer_encode(server, body), headers=headers)
 
     async def worker_status() -> Response:
         return JSONAnswer(info.worker_status(server))

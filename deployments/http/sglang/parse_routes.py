@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import AtMost
-from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.fields import Body, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.generation.replies import Replies, Reply
@@ -87,8 +87,8 @@ def parse_routes(server: ServerState) -> APIRouter:
 
 
 def _answer(server: ServerState, body: Body, answer: dict[str, Any]) -> Response:
-    headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-    return JSONAnswer(answer, headers=dict(headers))
+    headers = server.report_ignored(body)
+    return JSONAnswer(answer, headers=headers)
 
 
 def _call_formats(server: ServerState, name: str | None) -> ReplyFormats:

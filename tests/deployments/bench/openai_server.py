@@ -40,11 +40,12 @@ def by_rule(path: str, body: dict[str, Any]) -> Answer:
 
 @dataclass
 class FakeOpenAI:
-    """`piece` bytes are written at a time, as HTTP chunks of their own."""
+    """`piece` bytes are written at a time, as HTTP chunks of their own; `headers` end in \\r\\n."""
 
     answer: Callable[[str, dict[str, Any]], Answer] = by_rule
     piece: int = 1 << 20
     cut_after: int | None = None
+    headers: str = ""
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
@@ -71,7 +72,7 @@ class FakeOpenAI:
     ) -> None:
         writer.write(
             f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nConnection: close\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n".encode()
+            f"{self.headers}Transfer-Encoding: chunked\r\n\r\n".encode()
         )
         for start in range(0, len(content), self.piece):
             if self.cut_after is not None and start >= self.cut_after:

@@ -177,3 +177,19 @@ def test_the_address_may_end_in_v1_and_the_key_is_read_from_the_environment(
 
     assert result.stdout == "Paris\n"
     assert server.keys == ["Bearer sk-one"] * 2
+
+
+def test_a_field_that_the_server_ignores_is_named_once(make_server: MakeServer) -> None:
+    server = make_server(PARIS, PARIS)
+    server.headers = (
+        "x-remora-ignored-fields: temperature, odd\r\n"
+        "x-remora-suggested-fields: temperature=heat\r\n"
+    )
+
+    result = talk(server, "a\nb\n", "--temperature", "0.5")
+
+    assert result.stdout == "Paris\nParis\n"
+    notes = [line for line in result.stderr.splitlines() if "note:" in line]
+    assert len(notes) == 2
+    assert "temperature; did you mean heat?" in notes[0]
+    assert notes[1].endswith("odd")

@@ -83,7 +83,9 @@ def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:
     environment = haproxy_environment(Path("/tmp/x"))
 
     assert environment["RAY_SERVE_HAPROXY_STATS_PORT"] in exposed_ports(environment, "127.0.0.1")
+    assert "on 127.0.0.1:" in exposed_ports(environment, "127.0.0.1")
     assert "30000" not in exposed_ports(environment, "127.0.0.1")
+    assert "on all interfaces:" in exposed_ports(environment, "0.0.0.0")
     assert "30000 to 31000" in exposed_ports(environment, "0.0.0.0")
 
 

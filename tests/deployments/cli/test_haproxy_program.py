@@ -26,7 +26,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(BINARY, str(binary))
     ours = tmp_path / "ours"
     ours.mkdir()
-    install_haproxy_program(ours, body_timeout_s=2.5)
+    install_haproxy_program(ours, host="127.0.0.1", body_timeout_s=2.5)
     node = tmp_path / "node"
     node.mkdir()
     (node / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
@@ -83,6 +83,18 @@ def test_a_request_goes_on_without_the_routing_service_and_has_the_time_that_bod
     assert "wait-for-body time 2500ms if !{ path_end /files } METH_POST" in after
     (page,) = [line.split()[2] for line in after.splitlines() if " errorfile 408 " in line]
     assert "timeout_error" in Path(page).read_text()
+
+
+def test_counters_can_be_read_where_the_server_can(node: Path) -> None:
+    before, after = haproxy_config(), start(node, haproxy_config())
+
+    def binds(config: str) -> list[str]:
+        return [line.split()[1] for line in config.splitlines() if line.split()[:1] == ["bind"]]
+
+    everywhere = [bind for bind in binds(before) if bind.startswith((":", "*:"))]
+    assert len(everywhere) == 2
+    local = [f"127.0.0.1:{bind.rpartition(':')[2]}" for bind in everywhere]
+    assert sorted(binds(after)) == sorted({*binds(before)} - {*everywhere} | {*local})
 
 
 def test_the_routing_service_gets_the_path_and_the_headers(node: Path) -> None:

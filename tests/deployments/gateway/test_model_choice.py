@@ -29,7 +29,7 @@ NAMES = ("big", "small")
         ("/v1/models/small", "", None, "small"),
         ("/model_info", "a=b&model=small", None, "small"),
         ("/v1/chat/completions", "", {"model": 5}, "big"),
-        ("/docs", "", None, "big"),
+        ("/openapi.json", "", None, "big"),
         ("/v1/responses/resp_1", "", None, "big"),
     ],
 )

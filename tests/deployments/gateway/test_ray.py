@@ -128,7 +128,11 @@ async def test_python_handles_reach_the_models_through_it(gate: str) -> None:
     answer = await handle.chat.remote(chat)
     pieces = [piece async for piece in handle.options(stream=True).chat_stream.remote(chat)]
 
+    streamed = await handle.chat.remote(chat, stream=True)
+    served = handle.options(stream=True).chat.remote(**chat)
+
     assert answer["model"] == "other"
+    assert [len([x async for x in stream]) for stream in (streamed, served)] == [len(pieces)] * 2
     assert pieces[-1]["choices"][0]["finish_reason"] == "length"
     with pytest.raises(UnknownModel):
         await handle.chat.remote(chat | {"model": "third"})

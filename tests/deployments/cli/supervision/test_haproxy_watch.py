@@ -112,7 +112,7 @@ def test_a_killed_haproxy_is_stood_in_for_until_it_is_replaced(
     folder, node = tmp_path / "run", tmp_path / "node"
     folder.mkdir()
     node.mkdir()
-    binary = install_haproxy_program(folder, body_timeout_s=5)
+    binary = install_haproxy_program(folder, host="127.0.0.1", body_timeout_s=5)
     haproxy = Haproxy(node, replica)
 
     with HaproxyWatch(folder, binary):
@@ -142,7 +142,7 @@ def test_a_reload_is_not_stood_in_for(
     replica: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BINARY, os.environ.get(BINARY, ""))
-    binary = install_haproxy_program(tmp_path, body_timeout_s=5)
+    binary = install_haproxy_program(tmp_path, host="127.0.0.1", body_timeout_s=5)
     haproxy = Haproxy(tmp_path, replica)
     stood_in: list[str] = []
     monkeypatch.setattr(HaproxyWatch, "_replace", lambda _, config: stood_in.append(config))
