@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Mapping
@@ -22,10 +23,11 @@ from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import (
     _drive,
     _start_ray,
-    check_port,
     check_routing_hook,
     serve_config,
 )
+from remora.deployments.cli.startup.local_command import bound
+from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink
 from remora.deployments.cli.supervision.run_folder import RunFolder
 from remora.deployments.cli.terminal import Failure
@@ -83,7 +85,7 @@ def test_a_taken_port_warns_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(Failure, match=f"127.0.0.1:{port}.*--port"):
-            check_port("127.0.0.1", port)
+            bound("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_a_ray_that_does_not_start_is_one_line(
     monkeypatch.setattr(ray, "init", init)
 
     with pytest.raises(Failure, match=rf"^Ray did not start: {reason}($|; its logs)") as raised:
-        _start_ray(make_config(make_file(tmp_path)), FakeLink())
+        _start_ray(make_config(make_file(tmp_path)), FakeLink(), Progress(io.StringIO()))
     assert raised.value.details.startswith("Traceback (most recent call last)")
 
 
@@ -176,6 +178,7 @@ def test_tracebacks_are_shown_on_request_only(
         raise Failure("remora did not start: x", details="Traceback of an actor\n")
 
     monkeypatch.setattr(serve_module, "_start", start)
+    monkeypatch.setattr(serve_module, "check_models", lambda _: None)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
     (skips,) = WITHOUT_TRACEBACKS
     environ = {name: value for name, value in os.environ.items() if name != skips}
@@ -194,6 +197,7 @@ def test_the_operator_chooses_the_lines_that_terminals_get(
     (skips,) = WITHOUT_TRACEBACKS
     monkeypatch.setattr(serve_module, "_start", lambda *_: None)
     monkeypatch.setattr(serve_module, "_watch_controller", lambda: None)
+    monkeypatch.setattr(serve_module, "check_models", lambda _: None)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
     monkeypatch.setattr(os, "environ", {**os.environ, skips: "x"})
     raw = make_config(make_file(tmp_path))
