@@ -87,14 +87,13 @@ def _take_turn(
     usage: dict[str, Any] = {}
     began = time.monotonic()
     first_s = 0.0
-    stream = server.stream_chat(
-        messages, model=model, on_usage=usage.update, **conversation.settings
-    )
+    stream = server.stream_chat(messages, usage.update, model=model, **conversation.settings)
     try:
         with reply_on(Console(highlight=False), is_plain=is_plain) as shown:
             try:
                 for piece in stream:
-                    first_s = first_s or time.monotonic() - began
+                    if piece and not first_s:
+                        first_s = time.monotonic() - began
                     pieces.append(piece)
                     shown.add(piece)
             except KeyboardInterrupt:
@@ -104,9 +103,8 @@ def _take_turn(
     except Failure as error:
         complain(str(error))
     if usage:
-        num_tokens, seconds = int(usage["completion_tokens"]), time.monotonic() - began
-        text = speed_line(num_tokens, first_s=first_s, seconds=seconds)
-        console.print(text, style="dim")
+        seconds = time.monotonic() - began
+        console.print(speed_line(usage, first_s=first_s, seconds=seconds), style="dim")
     if pieces:
         messages.append({"role": "assistant", "content": "".join(pieces)})
     else:

@@ -52,8 +52,8 @@ class ServerClient:
     def stream_chat(
         self,
         messages: list[dict[str, str]],
-        *,
         on_usage: Callable[[dict[str, Any]], None] | None = None,
+        /,
         **fields: Any,
     ) -> Generator[str]:
         """Yield the assistant's reply in pieces, as they arrive.

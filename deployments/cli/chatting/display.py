@@ -6,8 +6,9 @@ complete is printed for good; the one that still arrives is shown below as plain
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
@@ -68,7 +69,9 @@ class MarkdownReply:
         blocks, self._rest = split_blocks(self._rest + text)
         for block in blocks:
             self._print(block)
-        self._live.update(Text(self._rest), refresh=True)
+        # A block that is higher than the terminal shows its end.
+        lines = self._rest.split("\n")[-max(1, self._console.height // 2) :]
+        self._live.update(Text("\n".join(lines)), refresh=True)
 
     def stopped(self) -> None:
         """Mark the reply as cut off by the user."""
@@ -119,14 +122,18 @@ def split_blocks(text: str) -> tuple[list[str], str]:
     return [each for each in blocks if each.strip()], "\n".join([*block, last])
 
 
-def speed_line(num_tokens: int, *, first_s: float, seconds: float) -> str:
+def speed_line(usage: Mapping[str, Any], *, first_s: float, seconds: float) -> str:
     """Return a line about a reply: its tokens, their speed, and the time to the first.
 
-    first_s:  to the first token
+    usage:    the server's numbers of tokens; those of reasoning come before the first one shown
+    first_s:  to the first text
     seconds:  of the whole reply
     """
+    num_tokens = int(usage["completion_tokens"])
+    details = usage.get("completion_tokens_details") or {}
+    num_shown = num_tokens - int(details.get("reasoning_tokens") or 0)
     count = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
     text = f"{count} in {seconds:.1f} s, the first after {first_s:.2f} s"
-    if num_tokens > 1 and seconds > first_s:
-        text += f", then {(num_tokens - 1) / (seconds - first_s):.1f} tokens/s"
+    if num_shown > 1 and seconds > first_s:
+        text += f", then {(num_shown - 1) / (seconds - first_s):.1f} tokens/s"
     return text

@@ -34,7 +34,7 @@ _KEYS = (
 )
 _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
-    "mistral": {"architectures": ["MistralForCausalLM"]},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"],

@@ -111,7 +111,7 @@ def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(
     server = make_server(PARIS)
     closed = []
 
-    def interrupted(self: ServerClient, messages: Any, **fields: Any) -> Iterator[str]:
+    def interrupted(self: ServerClient, *_given: Any, **fields: Any) -> Iterator[str]:
         try:
             yield "Once upon"
             raise KeyboardInterrupt

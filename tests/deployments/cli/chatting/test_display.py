@@ -72,13 +72,17 @@ def test_other_outputs_get_plain_text(
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "first_s", "seconds", "line"),
+    ("num_tokens", "reasoning", "first_s", "seconds", "line"),
     [
-        (21, 0.5, 2.5, "21 tokens in 2.5 s, the first after 0.50 s, then 10.0 tokens/s"),
-        (1, 0.5, 0.5, "1 token in 0.5 s, the first after 0.50 s"),
+        (61, 40, 0.5, 2.5, "61 tokens in 2.5 s, the first after 0.50 s, then 10.0 tokens/s"),
+        (21, None, 0.5, 2.5, "21 tokens in 2.5 s, the first after 0.50 s, then 10.0 tokens/s"),
+        (1, None, 0.5, 0.5, "1 token in 0.5 s, the first after 0.50 s"),
     ],
 )
 def test_the_speed_is_that_after_the_first_token(
-    num_tokens: int, first_s: float, seconds: float, line: str
+    num_tokens: int, reasoning: int | None, first_s: float, seconds: float, line: str
 ) -> None:
-    assert speed_line(num_tokens, first_s=first_s, seconds=seconds) == line
+    details = {"reasoning_tokens": reasoning}
+    usage = {"completion_tokens": num_tokens, "completion_tokens_details": details}
+
+    assert speed_line(usage, first_s=first_s, seconds=seconds) == line
