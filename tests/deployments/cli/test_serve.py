@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
-from remora.configs.schema import ServeConfig
+from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.value_sources import of_options
 from remora.deployments.cli import serve as serve_module
 from remora.deployments.cli.haproxy import Proxy
@@ -23,6 +23,7 @@ from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import (
     _drive,
     _start_ray,
+    _wait_until_running,
     check_routing_hook,
     serve_config,
 )
@@ -79,6 +80,25 @@ def test_a_key_that_is_not_there_warns_before_ray_starts(tmp_path: Path) -> None
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"api\.api_key: .* NO_SUCH_KEY is not set"):
         make_config(path)
+
+
+@pytest.mark.parametrize("options", [[], ["--set", "model.path=no/such/folder"]])
+def test_without_a_target_the_built_in_model_is_served(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(
+        serve_module, "serve_locally", lambda raw, *_, **_options: served.append(raw) or 0
+    )
+    monkeypatch.setattr(serve_module, "check_files", lambda *_: None)
+
+    result = CliRunner().invoke(app, ["serve", "--local", *options])
+
+    (raw,) = served
+    model = raw["applications"][0]["args"]["model"]
+    assert result.exit_code == 0
+    assert model["path"] == ("no/such/folder" if options else BUILTIN_MODEL)
+    assert (BUILTIN_MODEL in result.stdout) is not bool(options)
 
 
 def test_a_taken_port_warns_with_the_way_out() -> None:
@@ -165,6 +185,19 @@ def test_a_ray_that_does_not_start_is_one_line(
     with pytest.raises(Failure, match=rf"^Ray did not start: {reason}($|; its logs)") as raised:
         _start_ray(make_config(make_file(tmp_path)), FakeLink(), Progress(io.StringIO()))
     assert raised.value.details.startswith("Traceback (most recent call last)")
+
+
+def test_a_serve_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve as ray_serve
+    from ray.exceptions import GetTimeoutError
+
+    def status() -> None:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.\nFurther lines")
+
+    monkeypatch.setattr(ray_serve, "status", status)
+
+    with pytest.raises(Failure, match=r"^Serve did not start: Get timed out: .* not ready\.$"):
+        _wait_until_running(["remora"])
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])
