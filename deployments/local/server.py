@@ -44,7 +44,7 @@ def run_local(
             _no_application,
             lifespan="off",
             access_log=False,
-            log_level="critical",
+            log_level="error",
             log_config=None,
             ws="none",
             root_path=settings.root_path,
@@ -70,7 +70,11 @@ async def _serve(
         server.config.app = replica.__serve_build_asgi_app__()
         _stop_on_signals(host, server, show)
         serving = asyncio.create_task(server.serve([listener]))
-        await server.is_listening.wait()
+        listening = asyncio.create_task(server.is_listening.wait())
+        await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():  # another process has begun to listen at the address
+            listening.cancel()
+            await serving
         ready()
         failure = await _until_end(replica, serving)
         if failure is not None:
