@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 0.5, 10.0
 _CLEAR = "\x1b[2K"
@@ -109,5 +109,6 @@ class Progress:
             self._stream.flush()
 
     def _above(self, stream: TextIO) -> TextIO:
-        wrapped: Any = _AboveTheLine(stream, self._lock) if stream.isatty() else stream
-        return wrapped
+        if not stream.isatty():
+            return stream
+        return cast("TextIO", _AboveTheLine(stream, self._lock))
