@@ -1,7 +1,8 @@
-"""Draining of a replica that Serve stops: requests past the drain timeout end with an error event.
+"""Draining of a replica that is stopped: requests past the drain timeout end with an error event.
 
 Serve stops routing requests to the replica and kills it after `api.drain_timeout_s`, without
-notifying user code. This module polls Serve's own shutdown flag, to end open streams in time.
+notifying user code. So this module polls the host's flag (`replica_host.py`), to end open streams
+in time.
 """
 
 from __future__ import annotations
@@ -11,29 +12,19 @@ import logging
 from collections.abc import Callable
 
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.ray_private import shutdown_check
 
 POLL_S = 0.2
 
 log = logging.getLogger(__name__)
 
 
-def start_drain_watch(
-    server: ServerState, batches: asyncio.Task[None] | None
-) -> asyncio.Task[None] | None:
-    """Start the task that waits for Serve to stop this replica; None outside of Serve."""
-    is_stopping = shutdown_check()
-    if is_stopping is None:
-        return None
-    return asyncio.create_task(drain(server, batches, is_stopping))
-
-
 async def drain(
     server: ServerState, batches: asyncio.Task[None] | None, is_stopping: Callable[[], bool]
 ) -> None:
-    """Wait until Serve stops the replica, then end the requests that exceed the drain timeout.
+    """Wait until the replica is stopped, then end the requests that exceed the drain timeout.
 
-    batches:  the task that runs batches; it is cancelled, and another replica continues them
+    batches:      the task that runs batches; it is cancelled, and another replica continues them
+    is_stopping:  whether the replica is being stopped
     """
     while not is_stopping():  # noqa: ASYNC110 (Serve sets no event)
         await asyncio.sleep(POLL_S)

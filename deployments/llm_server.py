@@ -14,8 +14,6 @@ The constructor imports torch and the model, so that importing this module stays
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,7 +23,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from ray.serve.handle import DeploymentHandle
 
 from remora.configs.banner import banner
 from remora.configs.errors import InvalidRequest
@@ -36,7 +33,7 @@ from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
-from remora.deployments.draining import start_drain_watch
+from remora.deployments.draining import drain
 from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
@@ -71,19 +68,19 @@ from remora.deployments.observing.telemetry import Telemetry
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector
+from remora.deployments.replica_host import ReplicaHost
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.reporter import Reporter
-from remora.deployments.serve_context import listens_locally, log_through_serve
-from remora.deployments.serve_environment import unset_warning
+from remora.deployments.serve_context import ServeHost
 from remora.deployments.warm_up import warm_up
 from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
 
 if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
     from remora.engine.launch import BuiltEngine, LaunchedEngine
     from remora.engine.pooling.launch import BuiltPooling
-
-log = logging.getLogger(__name__)
 
 
 _ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
@@ -100,20 +97,24 @@ _ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
 
 
 class LLMServer(HandleCalls):
-    """A replica, which Serve creates, health-checks and stops.
+    """A replica, which its host creates, health-checks and stops: Serve, unless another is given.
 
     The constructor raises ConfigError if the model cannot be served as configured.
     """
 
     async def __init__(  # type: ignore[misc]
-        self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
+        self,
+        args: Mapping[str, Any],
+        manager: DeploymentHandle | None = None,
+        host: ReplicaHost | None = None,
     ) -> None:
         started = time.monotonic()
         self._exit = ExitStack()  # also ends what an unfinished constructor has begun
-        log_through_serve()
+        self._host: ReplicaHost = ServeHost() if host is None else host
+        self._host.take_logs()
         config = parse_args(args)
         apply_log_config(config.metrics.log_config)
-        is_local = await asyncio.to_thread(listens_locally)
+        is_local = await asyncio.to_thread(self._host.listens_locally)
         access = Access.of(config, is_local=is_local)
         self._engine = ReplicaEngine(config)
         self._exit.callback(self._engine.close)
@@ -166,12 +167,12 @@ class LLMServer(HandleCalls):
         self._relay = Relay(
             self.__serve_build_asgi_app__, engine.check, num_failures=lambda: engine.num_failures
         )
-        self._end = start_drain_watch(self._served, batches)
-        if self._end is not None and (warning := unset_warning(os.environ)) is not None:
-            log.warning(warning)
+        is_stopping = self._host.stop_check()
+        if is_stopping is not None:
+            self._end = asyncio.create_task(drain(self._served, batches, is_stopping))
 
     async def _warm_up(self, built: BuiltEngine | BuiltPooling, import_s: float) -> None:
-        """Run the warm-up, and log the banner."""
+        """Run the warm-up, and show the banner."""
         phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
         first_token_s = await warm_up(self._served, self._served.config.warmup)
@@ -186,7 +187,7 @@ class LLMServer(HandleCalls):
             notes=self._engine.notes,
             first_token_s=first_token_s,
         )
-        log.info("ready\n%s", text)
+        self._host.announce(text)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP application; Serve calls this once, after the constructor.
@@ -194,7 +195,9 @@ class LLMServer(HandleCalls):
         Behind a gateway, `relay` calls it with the first request.
         """
         return build_http_app(
-            self._served, access=lambda: self._live_settings.access, echo_request_id=False
+            self._served,
+            access=lambda: self._live_settings.access,
+            echo_request_id=self._host.echo_request_id,
         )
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
@@ -219,7 +222,7 @@ class LLMServer(HandleCalls):
         return self._load.report()
 
     def __del__(self) -> None:
-        """Stop the engine. Serve calls this after draining the running requests."""
+        """Stop the engine. The host calls this after draining the running requests."""
         begun: ExitStack | None = getattr(self, "_exit", None)  # None before the constructor
         if begun is not None:
             begun.close()

@@ -1,11 +1,79 @@
-"""The Serve replica of this process: its log, its names and its address."""
+"""The Serve replica of this process: its log, its names, its address, its banner and its end."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
+import os
+from collections.abc import Callable
 
-from remora.deployments.ray_private import http_host, is_access_line
+from remora.deployments.ray_private import (
+    http_host,
+    is_access_line,
+    kv_get,
+    kv_put,
+    shutdown_check,
+)
+from remora.deployments.serve_environment import unset_warning
+
+# Of Ray's processes: whether the driver writes the banner, without the prefix of an actor's lines.
+BANNER_SWITCH = "REMORA_DRIVER_SHOWS_BANNER"
+_BANNERS = b"remora-banners"  # the namespace in Ray's key-value store
+
+log = logging.getLogger(__name__)
+
+
+class ServeHost:
+    """Ray Serve as the host of a replica; outside of Serve, nothing stops it."""
+
+    echo_request_id = False  # Serve's proxy does
+
+    def take_logs(self) -> None:
+        """Send remora's log lines to Serve's handlers."""
+        log_through_serve()
+
+    def listens_locally(self) -> bool:
+        """Return whether Serve listens on a loopback address."""
+        return listens_locally()
+
+    def announce(self, banner: str) -> None:
+        """Log the banner, or keep it for the driver, which shows that of the first replica."""
+        key = _own_banner() if os.environ.get(BANNER_SWITCH) == "1" else None
+        if key is None:
+            log.info("ready\n%s", banner)
+        elif kv_get(key, namespace=_BANNERS) is None:
+            kv_put(key, banner, namespace=_BANNERS)
+        else:
+            log.info("ready")
+
+    def stop_check(self) -> Callable[[], bool] | None:
+        """Return Serve's shutdown flag; None outside of Serve."""
+        is_stopping = shutdown_check()
+        if is_stopping is not None and (warning := unset_warning(os.environ)) is not None:
+            log.warning(warning)
+        return is_stopping
+
+
+def banner_of(application: str, deployment: str) -> str | None:
+    """Return the banner of a deployment's first replica; None before it is ready."""
+    found = kv_get(_banner_key(application, deployment), namespace=_BANNERS)
+    return None if found is None else found.decode()
+
+
+def _own_banner() -> bytes | None:
+    """Return the key of this replica's banner; None outside of Serve."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return None
+    return _banner_key(context.app_name, context.deployment)
+
+
+def _banner_key(application: str, deployment: str) -> bytes:
+    return f"{application}/{deployment}".encode()
 
 
 def log_through_serve() -> None:
@@ -59,7 +127,11 @@ def listens_locally() -> bool:
         serve.get_replica_context()
     except RayServeException:
         return False
-    host = http_host()
+    return is_loopback(http_host())
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on `host`."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

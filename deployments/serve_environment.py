@@ -48,9 +48,18 @@ _TRACEBACK = (
     r"^(\x1b\[\d+m)?ray::\S+\(\)(\x1b\[\d+m)? \(pid=\d+",
     r"^\s*$",
 )
-WITHOUT_TRACEBACKS: Mapping[str, str] = MappingProxyType(
-    {"RAY_DEDUP_LOGS_SKIP_REGEX": "|".join(_TRACEBACK)}
+# Lines of Serve about its parts that start, without a meaning for the operator of one machine.
+_OF_SERVE = (
+    r" -- Allocated port \d+ for RequestProtocol",
+    r" -- Calling user-provided callback from import path 'remora\.",
+    r" -- (Successfully started RequestProtocol\.HTTP|Started HTTP) server on port",
+    r" -- HTTPOptions\.host='(127\.|localhost|::1).* won't accept connections from HAProxy",
 )
+WITHOUT_TRACEBACKS: Mapping[str, str] = MappingProxyType(
+    {"RAY_DEDUP_LOGS_SKIP_REGEX": "|".join((*_TRACEBACK, *_OF_SERVE))}
+)
+# Makes Ray write the lines of its processes without colours.
+PLAIN_PREFIXES = ("RAY_COLOR_PREFIX", "0")
 
 
 def unset_warning(environment: Mapping[str, str]) -> str | None:

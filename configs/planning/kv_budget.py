@@ -13,6 +13,9 @@ from remora.configs.schema import ServeConfig
 
 # A CPU's memory is shared with other programs; a GPU serves the model only.
 _MEM_FRACTIONS = {"cpu": 0.25, "cuda": 0.9}
+# Tokens of a usual sequence. A cache for more than all running ones would take memory of other
+# programs on a CPU's machine, and small models have room for far more.
+USUAL_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,20 @@ def size_kv_pool(
         raise ConfigError(_does_not_fit(config, own, kv_bytes, page_bytes))
     _check_one_sequence_fits(config, num_pages, page_bytes, budget.device)
     return num_pages
+
+
+def most_useful_pages(config: ServeConfig, device: str, *, max_running: int, max_len: int) -> int:
+    """Return the most pages of a KV pool whose size the configuration does not give.
+
+    max_running:  sequences that run at once
+    max_len:      tokens of the longest sequence
+    """
+    engine = config.engine
+    longest = pages_needed(max_len, engine.page_size)
+    if device != "cpu" or engine.mem_fraction or engine.total_mem_fraction:
+        return max_running * longest
+    usual = pages_needed(min(max_len, USUAL_TOKENS), engine.page_size)
+    return max(longest, max_running * usual)
 
 
 def _mem_fraction(config: ServeConfig, device: str) -> float:

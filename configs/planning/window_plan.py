@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
-from remora.configs.planning.kv_budget import Budget, pages_needed, size_kv_pool
+from remora.configs.planning.kv_budget import Budget, most_useful_pages, pages_needed, size_kv_pool
 from remora.configs.planning.shares import share
 from remora.configs.schema import ServeConfig
 
@@ -165,7 +165,9 @@ def _pools(
         config,
         budget,
         page_bytes=max(1, *(round(page_size * (full + ratio * apart)) for full, apart in stages)),
-        most_useful_pages=limits.max_running * pages_needed(limits.max_model_len, page_size),
+        most_useful_pages=most_useful_pages(
+            config, budget.device, max_running=limits.max_running, max_len=limits.max_model_len
+        ),
     )
     if room is not None:
         room = replace(room, num_pages=int((num_pages + 1) * ratio) - 1)

@@ -102,7 +102,8 @@ class EngineSection(Section):
     mem_fraction: Annotated[float, Field(gt=0, le=0.95)] | None = None
     """Fraction of the memory left after the weights (on a GPU also after the measured memory of a
     step) that becomes KV cache when neither kv_memory nor kv_tokens is set. The KV cache never
-    exceeds max_running_requests sequences of full length. Default: 0.25 on a CPU, 0.9 on a GPU."""
+    exceeds max_running_requests sequences of full length. Default: 0.9 on a GPU; on a CPU 0.25, and
+    at most 2,048 tokens for each of max_running_requests, or one sequence of full length."""
 
     total_mem_fraction: Annotated[float, Field(gt=0, le=0.98)] | None = None
     """Fraction of the device's total memory for weights, steps and KV cache together, of all ranks

@@ -1,15 +1,18 @@
-"""The manager's methods behind a Serve handle, with its errors unwrapped from Ray's."""
+"""The manager's methods behind a Serve handle, with its errors unwrapped from Ray's.
+
+Imports Ray only where a manager is called: a server without Ray imports this module, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from ray.serve.handle import DeploymentHandle
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remora.configs.errors import RemoraError
-from remora.deployments.gateway.failures import client_error
 from remora.lora.records import Desired, ReplicaReport
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 
 class Manager(Protocol):
@@ -62,6 +65,8 @@ class HandledManager:
                     method, *args, **kwargs
                 )
             except Exception as error:
+                from remora.deployments.gateway.failures import client_error
+
                 raise client_error(error) from None
             if isinstance(found, RefusedCall):
                 raise found.error

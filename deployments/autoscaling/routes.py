@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
-from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -16,6 +15,9 @@ from remora.deployments.autoscaling.explain import explain
 from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.server_state import ServerState
+
+if TYPE_CHECKING:  # a server without Ray imports this module, too
+    from ray.serve.handle import DeploymentHandle
 
 EXPLAIN = "/autoscaling/explain"
 OFF = (
@@ -41,11 +43,11 @@ async def explanation(config: ServeConfig) -> dict[str, Any]:
 
     Raises HTTPException 404 if autoscaling is off, 503 before the first decision.
     """
+    if not config.autoscaling.is_on:
+        raise HTTPException(404, OFF)
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
-    if not config.autoscaling.is_on:
-        raise HTTPException(404, OFF)
     try:
         context = serve.get_replica_context()
     except RayServeException:

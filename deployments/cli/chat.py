@@ -1,54 +1,26 @@
 """`remora chat`: chat with a running server in the terminal.
 
 Ctrl-C cancels the current reply by closing its connection, and keeps the text received so far in
-the conversation. Ctrl-D exits.
+the conversation. Ctrl-D exits. Terminals show Markdown; elsewhere replies are plain text.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from remora.deployments.cli.chatting.conversation import Conversation
+from remora.deployments.cli.chatting.display import reply_on, speed_line
 from remora.deployments.cli.options import DEFAULT_URL, ApiKey, ServedModel
-from remora.deployments.cli.terminal import Failure, answer, complain, note
+from remora.deployments.cli.terminal import Failure, complain, note
 
 if TYPE_CHECKING:
     from remora.deployments.cli.server_client import ServerClient
-
-HELP = """/clear         clear the conversation
-/system TEXT   set the system message and clear the conversation
-/help          show this list
-/exit          exit (or Ctrl-D); Ctrl-C stops a reply"""
-
-
-class Conversation:
-    """The messages of a conversation, and the slash commands that change them."""
-
-    def __init__(self, system: str | None = None) -> None:
-        self.messages: list[dict[str, str]] = []
-        self.restart(system)
-
-    def restart(self, system: str | None) -> None:
-        """Clear the conversation and set its system message."""
-        self.system = system
-        self.messages = [{"role": "system", "content": system}] if system else []
-
-    def command(self, line: str) -> str | None:
-        """Run a slash command and return the text to show; None = exit."""
-        name, _, rest = line.partition(" ")
-        if name in {"/exit", "/quit"}:
-            return None
-        if name == "/clear":
-            self.restart(self.system)
-            return "Conversation cleared."
-        if name == "/system":
-            self.restart(rest.strip() or None)
-            return "System message set." if self.system else "System message removed."
-        return HELP if name == "/help" else f"Unknown command {name}.\n{HELP}"
 
 
 def chat(
@@ -59,6 +31,9 @@ def chat(
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0 = greedy.")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show replies as plain text, not as Markdown.")
+    ] = False,
     api_key: ApiKey = None,
 ) -> None:
     """Chat with a running server in the terminal."""
@@ -67,7 +42,9 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  gives input() line editing and history
     console = Console(stderr=True, highlight=False)
-    conversation = Conversation(system)
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    settings = {key: value for key, value in given.items() if value is not None}
+    conversation = Conversation(system, settings)
     with closing(ServerClient(url, api_key=api_key, on_ignored=note)) as server:
         name = server.pick_model(model)
         console.print(f"[dim]{escape(name)} at {escape(server.url)}; /help lists the commands[/]")
@@ -78,14 +55,10 @@ def chat(
                     return
                 console.print(escape(reply), style="dim")
             elif line:
-                _take_turn(
-                    server,
-                    conversation,
-                    line,
-                    model=name,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                )
+                conversation.messages.append({"role": "user", "content": line})
+            if conversation.is_regenerated or (line and not line.startswith("/")):
+                conversation.is_regenerated = False
+                _take_turn(server, conversation, console, model=name, is_plain=plain)
 
 
 def _read_line(console: Console) -> str | None:
@@ -103,30 +76,35 @@ def _read_line(console: Console) -> str | None:
 def _take_turn(
     server: ServerClient,
     conversation: Conversation,
-    line: str,
+    console: Console,
     *,
     model: str,
-    max_tokens: int | None,
-    temperature: float | None,
+    is_plain: bool,
 ) -> None:
-    """Send a message, print the reply as it arrives, and add what arrived to the conversation."""
+    """Ask for a reply, show it as it arrives, and add what arrived to the conversation."""
     messages = conversation.messages
-    messages.append({"role": "user", "content": line})
     pieces: list[str] = []
-    stream = server.stream_chat(
-        messages, model=model, max_tokens=max_tokens, temperature=temperature
-    )
+    usage: dict[str, Any] = {}
+    began = time.monotonic()
+    first_s = 0.0
+    stream = server.stream_chat(messages, usage.update, model=model, **conversation.settings)
     try:
-        for piece in stream:
-            pieces.append(piece)
-            answer(piece, end="")
-    except KeyboardInterrupt:
-        answer(" [stopped]", end="")
+        with reply_on(Console(highlight=False), is_plain=is_plain) as shown:
+            try:
+                for piece in stream:
+                    if piece and not first_s:
+                        first_s = time.monotonic() - began
+                    pieces.append(piece)
+                    shown.add(piece)
+            except KeyboardInterrupt:
+                shown.stopped()
+            finally:
+                stream.close()
     except Failure as error:
         complain(str(error))
-    finally:
-        stream.close()
-    answer("")
+    if usage:
+        seconds = time.monotonic() - began
+        console.print(speed_line(usage, first_s=first_s, seconds=seconds), style="dim")
     if pieces:
         messages.append({"role": "assistant", "content": "".join(pieces)})
     else:

@@ -6,8 +6,11 @@ import os
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
+from remora.configs.fields import Bytes
 from remora.configs.value_sources import Override, of_environment, of_options
+from remora.deployments.cli.terminal import Failure
 
 # The address of a local server.
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -46,6 +49,14 @@ ServedModel = Annotated[
 ApiKey = Annotated[
     str | None, typer.Option(envvar="REMORA_API_KEY", help="API key to send to the server.")
 ]
+
+
+def read_size(text: str, option: str) -> int:
+    """Return an option's bytes. Raises Failure."""
+    try:
+        return TypeAdapter[int](Bytes).validate_python(text)
+    except ValidationError:
+        raise Failure(f"{option} {text}: expected a size such as 24GiB") from None
 
 
 def read_overrides(settings: list[str] | None) -> list[Override]:

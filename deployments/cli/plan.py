@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from remora.configs.fields import Bytes
-from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
+from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides, read_size
 from remora.deployments.cli.target import read_models
-from remora.deployments.cli.terminal import Failure, answer
+from remora.deployments.cli.terminal import answer
 
 _SIZES = tuple(size * 2**30 for size in (8, 24, 80))
 
@@ -41,7 +39,7 @@ def plan(
         path = locate_model(config.model, with_weights=False)
         machine = read_machine(config)
         if memory is not None:
-            size = _size(memory)
+            size = read_size(memory, "--memory")
             devices = ("cuda:0", "cpu") if config.engine.device == "cuda" else machine.devices
             machine = replace(machine, available_bytes=size, total_bytes=size, devices=devices)
         task = pooling_task(path, config.model.task, config.model.config_overrides)
@@ -59,10 +57,3 @@ def plan(
         found = report(planned, facts, drafts, is_native=is_native)
         for line in lines(found, planned, _SIZES):
             answer(line)
-
-
-def _size(text: str) -> int:
-    try:
-        return TypeAdapter[int](Bytes).validate_python(text)
-    except ValidationError:
-        raise Failure(f"--memory {text}: expected a size such as 24GiB") from None

@@ -7,7 +7,7 @@ The configuration is validated before Ray starts. Then the driver runs below a s
 from __future__ import annotations
 
 import os
-import socket
+import sys
 import threading
 import time
 import traceback
@@ -23,6 +23,7 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import RemoraError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
 from remora.configs.model_names import parse_model_name
+from remora.configs.multiple_models import deployment_names
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_callers_keys, read_keys
 from remora.configs.serve_file import our_application
@@ -45,6 +46,9 @@ from remora.deployments.cli.options import (
 )
 from remora.deployments.cli.ray_token import protect_ray_token
 from remora.deployments.cli.root_cause import root_cause
+from remora.deployments.cli.startup.local_command import bound, ready_line, serve_locally
+from remora.deployments.cli.startup.model_check import check_models
+from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
 from remora.deployments.cli.supervision.early_stop import signals_end_the_process
 from remora.deployments.cli.supervision.haproxy_watch import HaproxyWatch
@@ -65,7 +69,12 @@ from remora.deployments.ray_private import (
     start_deleting,
 )
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
-from remora.deployments.serve_environment import ENVIRONMENT, WITHOUT_TRACEBACKS
+from remora.deployments.serve_context import BANNER_SWITCH, banner_of
+from remora.deployments.serve_environment import (
+    ENVIRONMENT,
+    PLAIN_PREFIXES,
+    WITHOUT_TRACEBACKS,
+)
 
 POLL_S = 0.2
 CONTROLLER_POLL_S = 2.0
@@ -88,18 +97,26 @@ def serve(
         Proxy | None,
         typer.Option(help="HTTP proxy in front of the replicas. Default: haproxy if available."),
     ] = None,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Serve one model in this process, without Ray and replicas."),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show tracebacks, also of Ray's processes.")
     ] = False,
 ) -> None:
-    """Serve models over HTTP until Ctrl-C."""
+    """Serve models over HTTP until Ctrl-C. Without a target: the built-in model."""
     with signals_end_the_process():
         tokens = target or []
-        for name, value in ENVIRONMENT.items():
+        for name, value in () if local else ENVIRONMENT.items():
             os.environ.setdefault(name, value)  # Ray reads these when it is first imported
         given = {"model.served_name": model_name, "model.dtype": dtype}
         options = [f"{key}={value}" for key, value in given.items() if value is not None]
         overrides = read_overrides([*options, *(settings or ())])
+        if not tokens and dialect is None:
+            tokens = [BUILTIN_MODEL]
+            if not any((one.section, one.key) == ("model", "path") for one in overrides):
+                answer(f"no target given: serving the built-in model {BUILTIN_MODEL}")
         raw = serve_config(
             tokens,
             host=host,
@@ -107,14 +124,19 @@ def serve(
             overrides=overrides,
             dialect=dialect,
             skips=skip_unsupported,
+            for_ray=not local,
         )
         if not any("runtime_env" in application for application in raw["applications"]):
-            models = read_models(tokens, dialect, overrides, skips=skip_unsupported)
+            models = read_models(
+                tokens, dialect, overrides, skips=skip_unsupported, for_ray=not local
+            )
             check_files(models, tokens[0] if tokens else "")
         http = raw["http_options"]
+        if local:
+            raise typer.Exit(serve_locally(raw, proxy, is_verbose=verbose))
         for line in remove_remains():
             answer(line)
-        check_port(http["host"], http["port"])
+        bound(http["host"], http["port"]).close()  # raises Failure if it is taken
         chosen = choose_proxy(proxy, http["host"])
         check_open_files(has_haproxy=chosen is Proxy.HAPROXY)
         code = run_supervised(
@@ -131,7 +153,20 @@ def _drive(
     os.environ.update(folder.environment(os.environ))
     for name, value in () if is_verbose else WITHOUT_TRACEBACKS.items():
         os.environ.setdefault(name, value)
-    _fetch_models(raw)
+    os.environ[BANNER_SWITCH] = "1"
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        os.environ.setdefault(*PLAIN_PREFIXES)
+    try:
+        _prepare_models(raw)
+        return _run_on_ray(raw, proxy, folder, link)
+    except Failure as failure:
+        if is_verbose and failure.details:
+            detail(failure.details)
+        raise
+
+
+def _run_on_ray(raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink) -> int:
+    """Start Ray and the applications, and wait for the end."""
     protect_ray_token(os.environ)
     watch: AbstractContextManager[None] = nullcontext()
     if proxy is Proxy.HAPROXY:
@@ -145,12 +180,7 @@ def _drive(
         link.starting()
         if proxy is Proxy.HAPROXY:
             check_routing_hook(_configs(raw))
-        try:
-            _start(raw, link)
-        except Failure as failure:
-            if is_verbose and failure.details:
-                detail(failure.details)
-            raise
+        _start(raw, link)
         try:
             _watch_controller()
         except Stopped:
@@ -173,13 +203,22 @@ def check_routing_hook(configs: list[ServeConfig]) -> None:
             )
 
 
+def _prepare_models(raw: dict[str, Any]) -> None:
+    """Download the models, and check that they can be served. Raises ConfigError, Failure."""
+    application = our_application(raw)
+    if "runtime_env" in application:  # replicas have another environment and cache
+        return
+    _fetch_models(raw)
+    with Progress() as progress:
+        progress.phase("checking the model")
+        check_models(application["args"])
+
+
 def _fetch_models(raw: dict[str, Any]) -> None:
     """Write built-in and remote models to the cache here, where a terminal shows the progress.
 
     Raises ConfigError.
     """
-    if "runtime_env" in our_application(raw):  # replicas have another environment and cache
-        return
     for config in _configs(raw):
         path, draft = config.model.path, config.speculation.draft_model
         if any(name is not None and _is_remote(name) for name in (path, draft)):
@@ -207,14 +246,16 @@ def serve_config(
     overrides: Sequence[Override] = (),
     dialect: str | None = None,
     skips: bool = False,
+    for_ray: bool = True,
 ) -> dict[str, Any]:
     """Return the Serve config of a file, a model or another server's command line.
 
     overrides:  values that take precedence over the target's
     skips:      whether another server's parameters that are refused are left out
+    for_ray:    whether Ray Serve's schema checks a file, for which Ray is imported
     Raises ConfigError, Failure.
     """
-    raw, lines = read_target(target, dialect, overrides, skips=skips)
+    raw, lines = read_target(target, dialect, overrides, skips=skips, for_ray=for_ray)
     for line in lines:
         if line.state is not State.EXACT:
             answer(str(line))
@@ -239,31 +280,17 @@ def _set_log_levels(raw: dict[str, Any]) -> None:
         application.setdefault("logging_config", {"log_level": "INFO", "enable_access_log": False})
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise Failure if the address cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            message = f"cannot listen on {host}:{port}: {reason}; choose another with --port"
-            raise Failure(message) from None
-
-
 def _start(raw: dict[str, Any], link: DriverLink) -> None:
     """Start Ray and Serve, deploy, and wait until the server is ready. Raises Failure."""
     started = time.monotonic()
-    dashboard = _start_ray(raw, link)
-    _wait_until_running(_names(raw))
+    with Progress() as progress:
+        dashboard = _start_ray(raw, link, progress)
+        progress.phase("loading the model")
+        _wait_until_running(_names(raw))
+    _show_banners(raw)
     link.ready()
     http = raw["http_options"]
-    host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
-    answer(
-        f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
-        f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops the server."
-    )
+    answer(ready_line(time.monotonic() - started, http["host"], http["port"]))
     answer(
         "to apply a changed configuration: "
         f"RAY_AUTH_MODE=token serve deploy -a http://{dashboard} FILE"
@@ -272,7 +299,7 @@ def _start(raw: dict[str, Any], link: DriverLink) -> None:
         answer(exposed_ports(os.environ, http["host"]))
 
 
-def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
+def _start_ray(raw: dict[str, Any], link: DriverLink, progress: Progress) -> str:
     """Start Ray and Serve, deploy, and return the address of Ray's dashboard.
 
     Raises Failure if they do not start, ConfigError if the machine cannot hold the replicas.
@@ -283,6 +310,7 @@ def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
     from ray.serve.schema import ServeDeploySchema
 
     part = "Ray"
+    progress.phase("starting Ray")
     try:
         with _watched_cluster(link):
             context = ray.init(
@@ -295,6 +323,7 @@ def _start_ray(raw: dict[str, Any], link: DriverLink) -> str:
         for config in _configs(raw):
             check_room(config)
         part = "Serve"
+        progress.phase("starting Serve")
         ray_serve.start(
             http_options=HTTPOptions(**raw["http_options"]),
             proxy_location=raw.get("proxy_location", "HeadOnly"),
@@ -342,9 +371,17 @@ def _watch_controller() -> None:
 
 def _wait_until_running(names: list[str]) -> None:
     from ray import serve as ray_serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
     while True:
-        statuses = {name: ray_serve.status().applications.get(name) for name in names}
+        try:
+            known = ray_serve.status().applications
+        except (RayError, RayServeException) as error:
+            reason = root_cause(str(error)) or type(error).__name__
+            details = traceback.format_exc()
+            raise Failure(f"Serve did not start: {reason}", details=details) from None
+        statuses = {name: known.get(name) for name in names}
         for name, status in statuses.items():
             if status is not None and status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                 reason = root_cause(status.message) or status.status
@@ -367,6 +404,15 @@ def _drain(raw: dict[str, Any], link: DriverLink) -> None:
         # Serve's own wait is shorter than the drain timeout of the replicas.
         while names & ray_serve.status().applications.keys():
             time.sleep(POLL_S)
+
+
+def _show_banners(raw: dict[str, Any]) -> None:
+    """Write the banner of each model that has a replica."""
+    application = our_application(raw)
+    for deployment in deployment_names(tuple(parse_models(application["args"]))).values():
+        banner = banner_of(application.get("name", "default"), deployment)
+        if banner is not None:
+            answer(banner)
 
 
 def _names(raw: dict[str, Any]) -> list[str]:

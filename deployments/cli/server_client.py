@@ -60,10 +60,21 @@ class ServerClient:
         with self._request(method, path, body) as response:
             return _as_json(response)
 
-    def stream_chat(self, messages: list[dict[str, str]], **fields: Any) -> Generator[str]:
-        """Yield the assistant's reply in pieces, as they arrive."""
+    def stream_chat(
+        self,
+        messages: list[dict[str, str]],
+        on_usage: Callable[[dict[str, Any]], None] | None = None,
+        /,
+        **fields: Any,
+    ) -> Generator[str]:
+        """Yield the assistant's reply in pieces, as they arrive.
+
+        on_usage:  called with the numbers of tokens at the end, if the server reports them
+        """
         body = {"messages": messages, **fields}
-        for choice in self._stream("/v1/chat/completions", body):
+        if on_usage is not None:
+            body["stream_options"] = {"include_usage": True}
+        for choice in self._stream("/v1/chat/completions", body, on_usage):
             yield choice.get("delta", {}).get("content") or ""
 
     def stream_completion(self, prompt: str, **fields: Any) -> Generator[str]:
@@ -71,7 +82,12 @@ class ServerClient:
         for choice in self._stream("/v1/completions", {"prompt": prompt, **fields}):
             yield choice.get("text") or ""
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _stream(
+        self,
+        path: str,
+        body: dict[str, Any],
+        on_usage: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Iterator[dict[str, Any]]:
         sent = {key: value for key, value in body.items() if value is not None}
         with self._request("POST", path, {**sent, "stream": True}) as response:
             try:
@@ -80,7 +96,10 @@ class ServerClient:
                     if data == "[DONE]":
                         return
                     if data:
-                        yield from _choices(json.loads(data))
+                        event = json.loads(data)
+                        if on_usage is not None and event.get("usage"):
+                            on_usage(event["usage"])
+                        yield from _choices(event)
             except httpx.HTTPError as error:
                 raise Failure(
                     f"{self.url}: the connection was lost during the response ({error})"

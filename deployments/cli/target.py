@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic import BaseModel
+
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS
 from remora.configs.dialects.command_line import read_command_line
@@ -33,13 +35,15 @@ def read_target(
     overrides: Sequence[Override],
     *,
     skips: bool = False,
+    for_ray: bool = True,
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...]]:
     """Return a validated Serve config, and how each parameter of another server was translated.
 
-    skips:  whether parameters that are refused are left out; their reports say so
+    skips:    whether parameters that are refused are left out; their reports say so
+    for_ray:  whether Ray Serve's schema checks a file, for which Ray is imported
     Raises ConfigError, Failure.
     """
-    raw, lines, _ = _read(target, dialect, overrides, skips=skips)
+    raw, lines, _ = _read(target, dialect, overrides, skips=skips, for_ray=for_ray)
     return raw, lines
 
 
@@ -49,16 +53,22 @@ def read_models(
     overrides: Sequence[Override],
     *,
     skips: bool = False,
+    for_ray: bool = True,
 ) -> dict[str, FileModel]:
     """Return the models of a target by name, with the source of each key's value."""
-    return _read(target, dialect, overrides, skips=skips)[2]
+    return _read(target, dialect, overrides, skips=skips, for_ray=for_ray)[2]
 
 
 def _read(
-    target: Sequence[str], dialect: str | None, overrides: Sequence[Override], *, skips: bool
+    target: Sequence[str],
+    dialect: str | None,
+    overrides: Sequence[Override],
+    *,
+    skips: bool,
+    for_ray: bool,
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
     if dialect == RAY_SERVE_LLM:
-        return _read_file(target, overrides, is_ray_serve_llm=True, skips=skips)
+        return _read_file(target, overrides, skips=skips, for_ray=for_ray, is_ray_serve_llm=True)
     if dialect is not None:
         documents: dict[str, Document] = {}
         faults = Faults(skips=skips)
@@ -82,7 +92,7 @@ def _read(
         )
     (name,) = target
     if name.endswith((".yaml", ".yml")):
-        return _read_file(target, overrides, skips=skips)
+        return _read_file(target, overrides, skips=skips, for_ray=for_ray)
     raw = config_of_model(name)
     return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
 
@@ -91,21 +101,27 @@ def _read_file(
     target: Sequence[str],
     overrides: Sequence[Override],
     *,
-    is_ray_serve_llm: bool = False,
     skips: bool,
+    for_ray: bool,
+    is_ray_serve_llm: bool = False,
 ) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
-    from ray.serve.schema import ServeDeploySchema
-
     if len(target) != 1:
         raise Failure(f"expected one YAML file, found {' '.join(target) or 'none'}")
     file = load_serve_file(
         Path(target[0]),
-        also=ServeDeploySchema,
+        also=_serve_schema() if for_ray else None,
         overrides=overrides,
         is_ray_serve_llm=is_ray_serve_llm,
         skips_unsupported=skips,
     )
     return file.raw, file.lines, dict(file.models)
+
+
+def _serve_schema() -> type[BaseModel]:
+    from ray.serve.schema import ServeDeploySchema
+
+    schema: type[BaseModel] = ServeDeploySchema
+    return schema
 
 
 def _check_port(resolved: Resolved, documents: Mapping[str, Document]) -> None:

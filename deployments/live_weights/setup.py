@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from remora.configs.environment import cache_dir
 from remora.configs.schema import ServeConfig
-from remora.deployments.live_weights.fleet import Fleet, OnlyReplica
+from remora.deployments.live_weights.fleet import Fleet, OnlyReplica, Peers
 from remora.deployments.live_weights.replica import ReplicaWeights
-from remora.deployments.live_weights.serve_peers import ServePeers
 from remora.deployments.ranks.weights import TeamWeights
 
 if TYPE_CHECKING:  # torch is imported when it is needed
@@ -58,10 +57,17 @@ class ReplicaFleet:
             model=built.plan.model_path,
         )
         is_alone = config.parallel.num_replicas == 1 and not config.autoscaling.is_on
-        peers = OnlyReplica(replica) if is_alone or replica_id is None else ServePeers(replica)
+        has_peers = not is_alone and replica_id is not None
+        peers = _serve_peers(replica) if has_peers else OnlyReplica(replica)
         fleet = Fleet(replica, peers, model.weight_instances, model.weight_upload_limit or 0)
         return cls(replica, fleet)
 
     def close(self) -> None:
         """Delete uploads."""
         self.replica.close()
+
+
+def _serve_peers(replica: ReplicaWeights) -> Peers:
+    from remora.deployments.live_weights.serve_peers import ServePeers  # imports Ray
+
+    return ServePeers(replica)

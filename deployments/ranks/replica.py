@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -202,7 +203,9 @@ class ReplicaEngine:
 
 
 def _replica_id() -> str | None:
-    """Return Serve's id of this process's replica; None outside Serve."""
+    """Return Serve's id of this process's replica; None outside Serve. Does not import Ray."""
+    if "ray.serve" not in sys.modules:
+        return None
     from ray import serve
     from ray.serve.exceptions import RayServeException
 

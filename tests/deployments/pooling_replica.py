@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.deployments import llm_server
+from remora.deployments import serve_context
 from remora.deployments.llm_server import LLMServer
 from tests.deployments.fakes import client_of
 from tests.deployments.http.api_docs.described import checking
@@ -40,6 +40,6 @@ async def replica(
     path: Path | str, monkeypatch: pytest.MonkeyPatch, **sections: Any
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, LLMServer], None]:
     """Run a replica of a model that makes no text."""
-    monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
+    monkeypatch.setattr(serve_context, "log_through_serve", lambda: None)
     async with running(path, **sections) as (client, server):
         yield client, server

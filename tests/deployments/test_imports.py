@@ -16,7 +16,8 @@ ROLES = {
     "configuration": ("configs.load", (*ML, *RARE, "ray", "fastapi", "rich")),
     "command": ("deployments.cli.main", (*ML, *RARE, "ray", "fastapi", "uvicorn")),
     "gateway": ("deployments.gateway.gateway", (*ML, *RARE_OF_RAY)),
-    "replica": ("deployments.llm_server", (*ML, *RARE_OF_RAY)),
+    "replica": ("deployments.llm_server", (*ML, *RARE, "ray")),
+    "local server": ("deployments.local.server", (*ML, *RARE, "ray")),
     "rank": ("deployments.ranks.worker", (*ML, *RARE_OF_RAY, "fastapi", "ray.serve")),
     "engine": ("engine.launch", ("transformers", "xgrammar", "outlines_core", "ray", *RARE)),
 }

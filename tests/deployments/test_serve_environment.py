@@ -60,6 +60,20 @@ def test_terminals_get_an_error_without_its_traceback(who: str) -> None:
     ]
 
 
+def test_terminals_get_no_lines_about_ports_of_replicas() -> None:
+    who = "INFO 2026-01-01 remora_LLMServer r1 -- "
+    logged = [
+        "Allocated port 30000 for RequestProtocol.HTTP",
+        "Calling user-provided callback from import path 'remora.deployments.x:middlewares'.",
+        "Successfully started RequestProtocol.HTTP server on port 30000",
+        "Started HTTP server on port 30000",
+        "HTTPOptions.host='127.0.0.1' won't accept connections from HAProxy on other nodes; a",
+        "draining: timeout_s=5",
+    ]
+
+    assert shown("\n".join(f"{who}{line}" for line in logged)) == [f"{who}{logged[-1]}"]
+
+
 def test_terminals_get_the_errors_of_a_group() -> None:
     try:
         raise ExceptionGroup("several", [OSError("one")])

@@ -23,6 +23,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.doctor.pooling import pooling_findings
 
+NOT_SERVED = "not served"  # the subject of the error that ends a report
 _MOST_OF_TARGET = 1 / 3  # of the bytes that a token reads, for a draft model's to pay
 
 
@@ -31,7 +32,7 @@ def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Ite
     try:
         yield from _examine(config, path, machine)
     except ConfigError as error:
-        yield Finding(Level.FIX, "not served", str(error))
+        yield Finding(Level.FIX, NOT_SERVED, str(error))
 
 
 def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,8 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import parse_model_name
 from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.options import read_size
 from remora.deployments.cli.terminal import Failure, answer
 
 if TYPE_CHECKING:  # it is slow to import
@@ -20,8 +23,18 @@ _HEADINGS = ("NAME", "SIZE", "SERVED BY")
 _MAX_REASON = 80
 
 
-def models() -> None:
+def models(
+    fits: Annotated[
+        bool, typer.Option("--fits", help="List well-known models that this machine can serve.")
+    ] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="With --fits: free memory to assume, e.g. 24GiB.")
+    ] = None,
+) -> None:
     """List the models in the caches: size, and what would serve each of them."""
+    if fits or memory is not None:
+        _show_fitting(memory)
+        return
     from remora.engine.sources.hub import cache_folder
     from remora.engine.sources.inventory import cached_models
 
@@ -33,6 +46,24 @@ def models() -> None:
     show_table(
         [_HEADINGS, *((each.name, human_bytes(each.num_bytes), _served_by(each)) for each in found)]
     )
+
+
+def _show_fitting(memory: str | None) -> None:
+    from remora.configs.load import parse_args
+    from remora.deployments.cli.models.fits import CONTEXT, fits, rows
+    from remora.engine.launch import read_machine
+
+    machine = read_machine(parse_args({"model": {"path": BUILTIN_MODEL}}))
+    if memory is not None:
+        size = read_size(memory, "--memory")
+        machine = replace(machine, available_bytes=size, total_bytes=size)
+    found = list(fits(machine))
+    free = human_bytes(machine.available_bytes)
+    answer(f"{free} of memory on {machine.devices[0]}; weights by number format:")
+    show_table(rows(found))
+    if more := [each.model.name for each in found if not each.weights]:
+        answer(f"too large: {', '.join(more)}")
+    answer(f"each with room for {CONTEXT:,} tokens; `remora plan NAME` says more about a model")
 
 
 def rm(

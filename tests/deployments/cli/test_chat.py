@@ -54,7 +54,8 @@ def test_only_given_parameters_are_sent(make_server: MakeServer) -> None:
     talk(server, "a\n")
     talk(server, "a\n", "--max-tokens", "5", "--temperature", "0.5", "--system", "Be brief.")
 
-    sent = {"model": "tiny", "messages": messages("a"), "stream": True}
+    options = {"include_usage": True}
+    sent = {"model": "tiny", "messages": messages("a"), "stream": True, "stream_options": options}
     assert server.posts[0] == {"path": "/v1/chat/completions", **sent}
     assert server.posts[1]["max_tokens"] == 5
     assert server.posts[1]["temperature"] == 0.5
@@ -110,7 +111,7 @@ def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(
     server = make_server(PARIS)
     closed = []
 
-    def interrupted(self: ServerClient, messages: Any, **fields: Any) -> Iterator[str]:
+    def interrupted(self: ServerClient, *_given: Any, **fields: Any) -> Iterator[str]:
         try:
             yield "Once upon"
             raise KeyboardInterrupt
@@ -148,6 +149,25 @@ def test_ctrl_c_at_the_prompt_does_not_exit(
 
     assert result.exit_code == 0
     assert len(server.posts) == 1
+
+
+USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+
+
+def test_a_parameter_that_is_set_is_sent_and_another_reply_is_generated(
+    make_server: MakeServer,
+) -> None:
+    server = make_server((200, chat_event("Rome") + USAGE + STOP), PARIS)
+
+    result = talk(server, '/set top_k 5\n/set stop ["x"]\nFrance?\n/set stop\n/regen\n')
+
+    first, second = server.posts
+    assert (first["top_k"], first["stop"]) == (5, ["x"])
+    assert second["messages"] == messages("France?")
+    assert "stop" not in second
+    assert result.stdout == "Rome\nParis\n"
+    assert "3 tokens in " in result.stderr
+    assert "tokens/s" in result.stderr
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
-from remora.configs.schema import ServeConfig
+from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.value_sources import of_options
 from remora.deployments.cli import serve as serve_module
 from remora.deployments.cli.haproxy import Proxy
@@ -22,10 +23,12 @@ from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import (
     _drive,
     _start_ray,
-    check_port,
+    _wait_until_running,
     check_routing_hook,
     serve_config,
 )
+from remora.deployments.cli.startup.local_command import bound
+from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink
 from remora.deployments.cli.supervision.run_folder import RunFolder
 from remora.deployments.cli.terminal import Failure
@@ -79,11 +82,30 @@ def test_a_key_that_is_not_there_warns_before_ray_starts(tmp_path: Path) -> None
         make_config(path)
 
 
+@pytest.mark.parametrize("options", [[], ["--set", "model.path=no/such/folder"]])
+def test_without_a_target_the_built_in_model_is_served(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(
+        serve_module, "serve_locally", lambda raw, *_, **_options: served.append(raw) or 0
+    )
+    monkeypatch.setattr(serve_module, "check_files", lambda *_: None)
+
+    result = CliRunner().invoke(app, ["serve", "--local", *options])
+
+    (raw,) = served
+    model = raw["applications"][0]["args"]["model"]
+    assert result.exit_code == 0
+    assert model["path"] == ("no/such/folder" if options else BUILTIN_MODEL)
+    assert (BUILTIN_MODEL in result.stdout) is not bool(options)
+
+
 def test_a_taken_port_warns_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(Failure, match=f"127.0.0.1:{port}.*--port"):
-            check_port("127.0.0.1", port)
+            bound("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +183,21 @@ def test_a_ray_that_does_not_start_is_one_line(
     monkeypatch.setattr(ray, "init", init)
 
     with pytest.raises(Failure, match=rf"^Ray did not start: {reason}($|; its logs)") as raised:
-        _start_ray(make_config(make_file(tmp_path)), FakeLink())
+        _start_ray(make_config(make_file(tmp_path)), FakeLink(), Progress(io.StringIO()))
     assert raised.value.details.startswith("Traceback (most recent call last)")
+
+
+def test_a_serve_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve as ray_serve
+    from ray.exceptions import GetTimeoutError
+
+    def status() -> None:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.\nFurther lines")
+
+    monkeypatch.setattr(ray_serve, "status", status)
+
+    with pytest.raises(Failure, match=r"^Serve did not start: Get timed out: .* not ready\.$"):
+        _wait_until_running(["remora"])
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])
@@ -176,6 +211,7 @@ def test_tracebacks_are_shown_on_request_only(
         raise Failure("remora did not start: x", details="Traceback of an actor\n")
 
     monkeypatch.setattr(serve_module, "_start", start)
+    monkeypatch.setattr(serve_module, "check_models", lambda _: None)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
     (skips,) = WITHOUT_TRACEBACKS
     environ = {name: value for name, value in os.environ.items() if name != skips}
@@ -194,6 +230,7 @@ def test_the_operator_chooses_the_lines_that_terminals_get(
     (skips,) = WITHOUT_TRACEBACKS
     monkeypatch.setattr(serve_module, "_start", lambda *_: None)
     monkeypatch.setattr(serve_module, "_watch_controller", lambda: None)
+    monkeypatch.setattr(serve_module, "check_models", lambda _: None)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
     monkeypatch.setattr(os, "environ", {**os.environ, skips: "x"})
     raw = make_config(make_file(tmp_path))

@@ -20,7 +20,7 @@ import pytest
 from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError, EngineError
-from remora.deployments import llm_server
+from remora.deployments import serve_context
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.observing.crash_dump import CrashDump
@@ -39,8 +39,8 @@ BODY = {"prompt": "Paris is", "temperature": 0, "max_tokens": 8, "ignore_eos": T
 async def replica(
     path: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any
 ) -> AsyncGenerator[tuple[LLMServer, httpx.AsyncClient], None]:
-    monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
-    monkeypatch.setattr(llm_server, "listens_locally", lambda: True)
+    monkeypatch.setattr(serve_context, "log_through_serve", lambda: None)
+    monkeypatch.setattr(serve_context, "listens_locally", lambda: True)
     defaults: dict[str, Any] = {"model": {"dtype": "float32"}, "engine": {"kv_tokens": 2048}}
     async with running(path, **(defaults | sections)) as (client, server):
         yield server, client

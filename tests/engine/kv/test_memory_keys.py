@@ -92,6 +92,19 @@ def test_the_cache_takes_a_share_of_what_weights_leave() -> None:
     assert many.kv_bytes == pytest.approx(5 * few.kv_bytes, rel=0.01)
 
 
+def test_by_default_a_cpu_holds_usual_sequences_within_a_quarter_of_free_memory() -> None:
+    def default(**keys: int) -> int:
+        return plan_for(without=UNSIZED, **keys).kv_tokens
+
+    usual = default(max_running_requests=8, max_position=2**17)
+    quarter = default(max_running_requests=2**14, max_position=2**17)
+
+    assert default(max_running_requests=64, max_position=4096) == 64 * 2048
+    assert default(max_running_requests=8, max_position=1024) == 8 * 1024
+    assert usual == 2**17  # one sequence of full length
+    assert quarter * PAGE_BYTES / 4 == pytest.approx(2**30 / 4, rel=0.01)
+
+
 def test_on_a_cpu_too_a_share_of_all_memory_and_what_is_left_to_others_count() -> None:
     big = 2**30
     whole = plan_for(without=UNSIZED, total_mem_fraction=0.25, max_position=big)

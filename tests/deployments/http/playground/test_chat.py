@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.deployments import llm_server
+from remora.deployments import serve_context
 from remora.deployments.http.core.auth import Access, Keys
 from remora.deployments.llm_server import LLMServer
 from tests.conftest import TinyCheckpoints
@@ -77,7 +77,7 @@ def real_url(tiny_checkpoints: TinyCheckpoints) -> Iterator[str]:
     thread.start()
     server = LLMServer.__new__(LLMServer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm_server, "log_through_serve", lambda: None)
+        patch.setattr(serve_context, "log_through_serve", lambda: None)
         starting = server.__init__(args)  # type: ignore[misc]
         asyncio.run_coroutine_threadsafe(starting, loop).result()
     try:

@@ -1,0 +1,82 @@
+"""`remora serve --local`: the server in this process, without Ray."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from remora.configs.errors import EngineError, RemoraError
+from remora.deployments.cli.haproxy import Proxy
+from remora.deployments.cli.startup.progress import Progress
+from remora.deployments.cli.terminal import Failure, answer, complain, detail
+from remora.deployments.fast_import import fast_import
+from remora.deployments.local.settings import LocalSettings
+
+EXIT_DEAD = 1  # as a server on Ray that ended by itself
+
+
+def serve_locally(raw: Mapping[str, Any], proxy: Proxy | None, *, is_verbose: bool) -> int:
+    """Serve until a signal; return the exit code. Raises ConfigError, Failure before that."""
+    started = time.monotonic()
+    if proxy is not None:
+        raise Failure(f"--local: --proxy {proxy} is a proxy of Ray Serve; remove it")
+    settings = LocalSettings.of(raw)
+    with bound(settings.host, settings.port) as listener:
+        progress = Progress()
+        has_begun = False
+
+        def ready() -> None:
+            nonlocal has_begun
+            has_begun = True
+            progress.close()
+            port = listener.getsockname()[1]
+            answer(ready_line(time.monotonic() - started, settings.host, port))
+
+        try:
+            with progress:
+                progress.phase("importing the engine")
+                with fast_import():
+                    from remora.deployments.local.server import run_local
+                progress.phase("loading the model")
+                run_local(settings, listener, show=answer, ready=ready)
+        except EngineError as error:
+            if not has_begun:
+                raise
+            complain(f"the engine has failed: {error}")
+            return EXIT_DEAD
+        except (RemoraError, Failure):
+            raise
+        except Exception as error:  # a boundary: files of a model can break any library
+            if is_verbose:
+                detail(traceback.format_exc())
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise Failure(f"the server did not start: {reason}") from None
+    return 0
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound and does not listen yet. Raises Failure."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        message = f"cannot listen on {host}:{port}: {reason}; choose another with --port"
+        raise Failure(message) from None
+    return listener
+
+
+def ready_line(seconds: float, host: str, port: int) -> str:
+    """Return the line of a server that has started, with the addresses to try."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    shown = f"[{shown}]" if ":" in shown else shown
+    return (
+        f"ready in {seconds:.1f} s: http://{shown}:{port}/v1 "
+        "(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops the server."
+    )
