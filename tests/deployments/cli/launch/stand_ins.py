@@ -1,0 +1,121 @@
+"""Tiny random checkpoints under the names of published models, in a cache of the hub library.
+
+A launch command then runs as it is written: its model is found by name, offline.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+
+from tests.configs.dialects.launch_commands import Launch
+from tests.engine.fallback.checkpoints import make_checkpoint
+from tests.engine.models.families import make_family
+from tests.engine.weights.formats.checkpoints import quantise
+from tests.engine.weights.formats.writers import SAMPLES, small
+from tests.engine.weights.gguf.tiny_gguf import make_gguf
+from tests.lora.adapters import ATTENTION, make_adapter
+from tests.tiny_models import make_tiny_checkpoint, make_tiny_tokenizer
+
+LENGTH = 32_768  # the longest context that a command asks for
+COMMIT = "0" * 40
+
+
+class StandIn(NamedTuple):
+    """A tiny model.
+
+    make:       writes it, and returns its path
+    is_instruct:  whether it has a chat template
+    """
+
+    make: Callable[[Path], Path]
+    is_instruct: bool = True
+
+
+def _tiny(family: str, *, is_instruct: bool = True, **settings: Any) -> StandIn:
+    settings = {"max_position_embeddings": LENGTH, **settings}
+    return StandIn(lambda to: make_tiny_checkpoint(to, family, **settings), is_instruct)
+
+
+def _float8(family: str, **settings: Any) -> StandIn:
+    """Return a model whose matrices are float8 in blocks."""
+
+    def make(to: Path) -> Path:
+        plain = _tiny(family, **settings).make(to / "plain")
+        return quantise(plain, to, small(SAMPLES["fp8-blocks"]))[0]
+
+    return StandIn(make)
+
+
+def _family(family: str, **settings: Any) -> StandIn:
+    def make(to: Path) -> Path:
+        path, _ = make_family(to, family, max_position_embeddings=LENGTH, **settings)
+        make_tiny_tokenizer().save_pretrained(path)
+        return path
+
+    return StandIn(make)
+
+
+def _opt(to: Path) -> Path:
+    return make_checkpoint(to, "opt")
+
+
+def _gguf(to: Path) -> Path:
+    plain = make_tiny_checkpoint(to / "plain", "qwen3")
+    return make_gguf(plain, to / "model.gguf", stored_as=gguf.GGMLQuantizationType.Q8_0)
+
+
+_QWEN3_MOE = _tiny("qwen3-moe")
+MODELS: Mapping[str, StandIn] = {
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": _QWEN3_MOE,
+    "Qwen/Qwen3-235B-A22B": _QWEN3_MOE,
+    "deepseek-ai/DeepSeek-V3.1": _float8("deepseek-v3"),
+    "moonshotai/Kimi-K2-Instruct": _float8("deepseek-v3", model_type="kimi_k2"),
+    "zai-org/GLM-4.5-Air-FP8": _float8("glm4-moe"),
+    "meta-llama/Llama-3.1-8B-Instruct": _tiny("llama3-rope"),
+    "meta-llama/Llama-2-7b-hf": _tiny("llama", is_instruct=False),
+    "facebook/opt-6.7b": StandIn(_opt, is_instruct=False),
+    "./Qwen3-0.6B-Q4_K_M.gguf": StandIn(_gguf),
+    "microsoft/Phi-4-mini-instruct": _family("phi4-partial"),
+}
+# Ray Serve LLM's files name a model by its id.
+IDS: Mapping[str, StandIn] = {
+    "qwen-0.5b": _tiny("qwen2.5-tied"),
+    "qwen-1.5b": _tiny("qwen2.5-tied"),
+    "qwen2.5-7b-instruct": _tiny("qwen2"),
+}
+
+
+def put(name: str, stand_in: StandIn, folder: Path) -> None:
+    """Write a stand-in: a file of the working folder `folder`, or a repository in `folder/hub`."""
+    if name.endswith(".gguf"):
+        stand_in.make(folder / "gguf").rename(folder / name)
+        return
+    repo = folder / "hub" / f"models--{name.strip('/').replace('/', '--')}"
+    made = stand_in.make(repo / "made")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(COMMIT)
+    (repo / "snapshots").mkdir()
+    (repo / "snapshots" / COMMIT).symlink_to(made)
+
+
+def tokens_of(launch: Launch, folder: Path) -> list[str]:
+    """Return the command; drafts, tokenizers and adapters are folders of `folder`."""
+    text = launch.text
+    if "DRAFT" in text:
+        text = text.replace("DRAFT", str(make_tiny_checkpoint(folder / "draft", "llama")))
+    if "ADAPTER" in text:
+        base = folder / "hub" / f"models--{launch.model.replace('/', '--')}" / "made"
+        make_adapter(base, folder / "adapter", r=8, target_modules=ATTENTION)
+        text = text.replace("ADAPTER", str(folder / "adapter"))
+    return shlex.split(text)
+
+
+def architecture_of(folder: Path) -> str:
+    """Return the architecture of a checkpoint."""
+    return str(json.loads((folder / "config.json").read_text())["architectures"][0])
