@@ -46,7 +46,7 @@ def _float8(family: str, **settings: Any) -> StandIn:
     """Return a model whose matrices are float8 in blocks."""
 
     def make(to: Path) -> Path:
-        plain = _tiny(family, **settings).make(to / "plain")
+        plain = _tiny(family, **settings).make(to / "written")
         return quantise(plain, to, small(SAMPLES["fp8-blocks"]))[0]
 
     return StandIn(make)
