@@ -45,6 +45,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "chunk_per_token",
             "stream_usage",
             "tokens_as_ids",
+            "system_fingerprint",
             "null_fields",
             "any_model_name",
             "prompt_truncation",
@@ -54,8 +55,10 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "metrics": (
             "log_level",
             "access_log_level",
+            "access_log_skip",
             "log_requests",
             "log_responses",
+            "log_clip_chars",
             "log_request_times",
         ),
     }

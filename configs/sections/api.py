@@ -100,6 +100,10 @@ class ApiSection(Section):
     """Usage in streams of /v1/chat/completions and /v1/completions: on_request = as
     stream_options say; final = always in a last chunk; continuous = in each chunk, too."""
 
+    system_fingerprint: Annotated[str, Field(min_length=1, max_length=256)] = "auto"
+    """`system_fingerprint` of OpenAI's answers: auto = changes with whatever may change answers to
+    one seed; none = answers have none; or a text."""
+
     tokens_as_ids: bool = False
     """Whether log-probabilities of /v1/chat/completions and /v1/completions name tokens as
     `token_id:N` unless a request says otherwise (`return_tokens_as_token_ids`)."""

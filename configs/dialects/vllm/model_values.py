@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from remora.configs.dialects.rules import (
@@ -16,11 +17,50 @@ from remora.configs.dialects.rules import (
     never,
 )
 from remora.configs.dialects.shared_rules import ROUNDED
+from remora.configs.model_names import HubModel, parse_model_name
 
 # model
 
 
-MODEL = Sets(key="model.path")
+_MODEL, _REVISION, _TOKENIZER = "--model", "--revision", "--tokenizer"
+
+
+def _at(name: str, revision: str | None) -> str:
+    """Return the name of a model of the hub at a revision. Raises Refusal."""
+    if revision is None:
+        return name
+    model = parse_model_name(name)
+    if not isinstance(model, HubModel) or Path(name).expanduser().exists():
+        raise Refusal(f"{name} is no model of the hub: only OWNER/NAME has revisions")
+    return model.at(revision).text
+
+
+def _of_model(value: str, given: Mapping[str, Any]) -> Settings:
+    try:
+        return {"model.path": _at(value, given.get(_REVISION))}
+    except Refusal:  # reported once, at the revision
+        return {"model.path": value}
+
+
+MODEL = Means(keys=("model.path",), reads=_of_model)
+REVISION = Means(
+    keys=("model.path",),
+    reads=lambda value, given: {"model.path": _at(given.get(_MODEL, ""), value)},
+    writes=never,
+)
+TOKENIZER = Means(
+    keys=("model.tokenizer_path",),
+    reads=lambda value, given: {
+        "model.tokenizer_path": _at(value, given.get("--tokenizer-revision"))
+    },
+)
+TOKENIZER_REVISION = Means(
+    keys=("model.tokenizer_path",),
+    reads=lambda value, given: {
+        "model.tokenizer_path": _at(given.get(_TOKENIZER) or given.get(_MODEL, ""), value)
+    },
+    writes=never,
+)
 
 
 def _of_names(value: Sequence[str], given: Mapping[str, Any]) -> Settings:

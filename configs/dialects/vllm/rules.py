@@ -26,6 +26,7 @@ HTTP: Mapping[str, Rule] = {
     "--port": Sets(key="http.port"),
     "--api-key": values.KEYS,
     "--allowed-origins": values.cors("origins"),
+    "--allowed-methods": values.cors("methods"),
     "--allowed-headers": values.cors("headers"),
     "--allow-credentials": values.cors("credentials"),
     "--h11-max-incomplete-event-size": values.MAX_HEADER_BYTES,
@@ -36,6 +37,18 @@ HTTP: Mapping[str, Rule] = {
         table={True: "WARNING"},
         strict=True,
         unset={False: "the access log is on"},
+    ),
+    "--disable-access-log-for-endpoints": values.SKIPPED_PATHS,
+    "--sse-keep-alive-interval": Sets(key="limits.keep_alive_s", table={0: None}),
+    "--fingerprint-mode": values.FINGERPRINT_MODE,
+    "--fingerprint-value": values.FINGERPRINT_TEXT,
+    "--enable-prompt-embeds": Sets(
+        key="api.prompt_embeddings", how="of completions and /generate; chats take none"
+    ),
+    "--api-server-count": Sets(
+        key="routing.num_gateways",
+        how="processes of the gateway, if the configuration needs one; Serve's proxy, or HAProxy, "
+        "accepts connections",
     ),
     "--chat-template": model_values.TEMPLATE,
     "--default-chat-template-kwargs": Sets(
@@ -65,7 +78,9 @@ MODEL: Mapping[str, Rule] = {
     "--served-model-name": model_values.NAMES,
     "--runner": model_values.RUNNER,
     "--convert": model_values.CONVERT,
-    "--tokenizer": Sets(key="model.tokenizer_path"),
+    "--revision": model_values.REVISION,
+    "--tokenizer": model_values.TOKENIZER,
+    "--tokenizer-revision": model_values.TOKENIZER_REVISION,
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",
         table={"auto": "auto", "hf": "transformers"},
@@ -120,6 +135,7 @@ ENGINE: Mapping[str, Rule] = {
     "--max-num-queued-reqs": Sets(key="engine.max_queued_requests"),
     "--max-num-queued-tokens": Sets(key="engine.max_queued_tokens"),
     "--long-prefill-token-threshold": engine_values.CHUNK,
+    "--performance-mode": engine_values.MODE,
     "--scheduling-policy": engine_values.POLICY,
     "--enable-chunked-prefill": Sets(key="engine.chunked_prefill"),
     "--watermark": Sets(key="engine.free_kv_fraction"),
@@ -159,6 +175,7 @@ OBSERVING: Mapping[str, Rule] = {
     "--log-config-file": Sets(key="metrics.log_config"),
     "--logging-config": json_options.LOGGING,
     "--enable-log-requests": values.LOG_REQUESTS,
+    "--max-log-len": values.LOG_LENGTH,
     "--enable-log-outputs": values.LOG_OUTPUTS,
     "--disable-log-stats": values.NO_STATS,
     "--otlp-traces-endpoint": Sets(key="metrics.trace_endpoint"),

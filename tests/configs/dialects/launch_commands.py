@@ -89,7 +89,6 @@ COMMANDS = (
         "ByteDance-Seed/Seed-OSS-36B-Instruct",
         "vllm serve ByteDance-Seed/Seed-OSS-36B-Instruct --host localhost --port 8000 "
         "--tensor-parallel-size 8 --enable-auto-tool-choice --tool-call-parser seed_oss",
-        "not offered: this parser",
     ),
     Launch(
         _VISION,

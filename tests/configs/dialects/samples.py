@@ -91,6 +91,13 @@ SAMPLES |= {
         "--h11-max-incomplete-event-size": 16_384,
         "--h11-max-header-count": 128,
         "--optimization-level": "0",
+        "--allowed-methods": ["GET"],
+        "--disable-access-log-for-endpoints": "/health,/metrics",
+        "--fingerprint-mode": "none",
+        "--fingerprint-value": "release-7",
+        "--revision": "main",
+        "--tokenizer-revision": "main",
+        "--performance-mode": "throughput",
     }.items()
 }
 SAMPLES |= {
@@ -179,6 +186,11 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
 _VLLM: dict[str, dict[str, Any]] = {
     "--allowed-headers": {"--allowed-origins": ["https://chat.example.com"]},
     "--allow-credentials": {"--allowed-origins": ["https://chat.example.com"]},
+    "--allowed-methods": {"--allowed-origins": ["https://chat.example.com"]},
+    "--fingerprint-value": {"--fingerprint-mode": "custom"},
+    "--revision": {"--model": "org/name"},
+    "--tokenizer-revision": {"--model": "org/name"},
+    "--max-log-len": {"--enable-log-requests": True, "--enable-log-outputs": True},
     "--enable-log-outputs": {"--enable-log-requests": True},
     "--safetensors-prefetch-num-threads": {"--safetensors-load-strategy": "prefetch"},
     "--max-num-active-seqs": {"--max-num-seqs": 64},

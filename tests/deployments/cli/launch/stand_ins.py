@@ -61,6 +61,22 @@ def _family(family: str, **settings: Any) -> StandIn:
     return StandIn(make)
 
 
+def _qwen_vl(to: Path) -> Path:
+    """Write a language model whose config.json is that of a model which also sees."""
+    path = make_tiny_checkpoint(to, "qwen2.5-tied", max_position_embeddings=LENGTH)
+    raw = json.loads((path / "config.json").read_text())
+    rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    raw |= {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "rope_theta": raw.pop("rope_parameters")["rope_theta"],
+        "rope_scaling": rope,
+        "vision_config": {"depth": 1},
+    }
+    (path / "config.json").write_text(json.dumps(raw))
+    return path
+
+
 def _opt(to: Path) -> Path:
     return make_checkpoint(to, "opt")
 
@@ -81,6 +97,11 @@ MODELS: Mapping[str, StandIn] = {
     "meta-llama/Llama-2-7b-hf": _tiny("llama", is_instruct=False),
     "facebook/opt-6.7b": StandIn(_opt, is_instruct=False),
     "./Qwen3-0.6B-Q4_K_M.gguf": StandIn(_gguf),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": _family("seed-oss"),
+    "Qwen/Qwen2.5-VL-72B-Instruct": StandIn(_qwen_vl),
+    "Qwen/Qwen2.5-VL-7B-Instruct": StandIn(_qwen_vl),
+    "baidu/ERNIE-4.5-300B-A47B-PT": _float8("ernie4.5-moe"),
+    "baidu/ERNIE-4.5-21B-A3B-PT/": _tiny("ernie4.5-moe"),
     "microsoft/Phi-4-mini-instruct": _family("phi4-partial"),
 }
 # Ray Serve LLM's files name a model by its id.
