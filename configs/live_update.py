@@ -40,6 +40,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "playground",
             "reasoning_field",
             "template_variables",
+            "reasoning_efforts",
             "stream_text",
             "stream_interval_tokens",
             "chunk_per_token",

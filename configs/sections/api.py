@@ -72,6 +72,12 @@ class ApiSection(Section):
     """Variables of the chat template for requests that do not set them (`chat_template_kwargs`,
     `reasoning_effort`), such as {enable_thinking: false}."""
 
+    reasoning_efforts: Annotated[dict[str, Name], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Values of the template's variable `reasoning_effort` for efforts of requests whose names
+    differ there, such as {minimal: low}."""
+
     generate_dialect: Literal["auto", "sglang", "tgi", "lightllm"] = "auto"
     """API that /generate speaks. auto = detected from each body (text or input_ids: SGLang; inputs:
     TGI)."""

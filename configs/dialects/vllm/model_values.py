@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,50 +18,8 @@ from remora.configs.dialects.rules import (
     never,
 )
 from remora.configs.dialects.shared_rules import ROUNDED
-from remora.configs.model_names import HubModel, parse_model_name
 
 # model
-
-
-_MODEL, _REVISION, _TOKENIZER = "--model", "--revision", "--tokenizer"
-
-
-def _at(name: str, revision: str | None) -> str:
-    """Return the name of a model of the hub at a revision. Raises Refusal."""
-    if revision is None:
-        return name
-    model = parse_model_name(name)
-    if not isinstance(model, HubModel) or Path(name).expanduser().exists():
-        raise Refusal(f"{name} is no model of the hub: only OWNER/NAME has revisions")
-    return model.at(revision).text
-
-
-def _of_model(value: str, given: Mapping[str, Any]) -> Settings:
-    try:
-        return {"model.path": _at(value, given.get(_REVISION))}
-    except Refusal:  # reported once, at the revision
-        return {"model.path": value}
-
-
-MODEL = Means(keys=("model.path",), reads=_of_model)
-REVISION = Means(
-    keys=("model.path",),
-    reads=lambda value, given: {"model.path": _at(given.get(_MODEL, ""), value)},
-    writes=never,
-)
-TOKENIZER = Means(
-    keys=("model.tokenizer_path",),
-    reads=lambda value, given: {
-        "model.tokenizer_path": _at(value, given.get("--tokenizer-revision"))
-    },
-)
-TOKENIZER_REVISION = Means(
-    keys=("model.tokenizer_path",),
-    reads=lambda value, given: {
-        "model.tokenizer_path": _at(given.get(_TOKENIZER) or given.get(_MODEL, ""), value)
-    },
-    writes=never,
-)
 
 
 def _of_names(value: Sequence[str], given: Mapping[str, Any]) -> Settings:
@@ -141,6 +100,7 @@ TASK = Sets(
     strict=True,
     unset={"auto": "the checkpoint decides"},
 )
+_CONFIG_FOLDER = "--hf-config-path"
 _ENTRIES = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}
 
 
@@ -149,13 +109,32 @@ def _of_config(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     own = given.get("--hf-overrides") or {}
     if not isinstance(own, Mapping):
         raise Refusal("expected an object of entries of config.json")
-    entries = {entry: given[name] for name, entry in _ENTRIES.items() if given.get(name)}
+    entries = _of_file(given[_CONFIG_FOLDER]) if given.get(_CONFIG_FOLDER) else {}
+    entries |= {entry: given[name] for name, entry in _ENTRIES.items() if given.get(name)}
     if not own and not entries:
         return Harmless("no entry is replaced")
     return {"model.config_overrides": {**entries, **own}}
 
 
+def _of_file(folder: str) -> dict[str, Any]:
+    """Return the entries of another config.json. Raises Refusal."""
+    file = Path(folder).expanduser() / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{file} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise Refusal(f"{file} is not an object")
+    return found
+
+
 CONFIG = Means(keys=("model.config_overrides",), reads=_of_config)
+CONFIG_FOLDER = Means(
+    keys=("model.config_overrides",),
+    reads=_of_config,
+    writes=never,
+    how="a folder of this machine; its entries replace those of the model's own file",
+)
 
 
 def rope(entry: str) -> Means:

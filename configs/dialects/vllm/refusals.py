@@ -37,9 +37,6 @@ HTTP: Mapping[str, Rule] = {
     "--trust-request-chat-template": Refused(
         "templates that clients send are never run; set model.chat_template"
     ),
-    "--reasoning-effort-map": Refused(
-        "not offered: other names of efforts; api.template_variables sets the template's variables"
-    ),
     "--response-role": NoEffect(
         "answers have the role assistant",
         only=("assistant",),
@@ -101,9 +98,6 @@ HTTP: Mapping[str, Rule] = {
 }
 
 MODEL: Mapping[str, Rule] = {
-    "--hf-config-path": Refused(
-        "config.json is read from the model's directory; --hf-overrides replaces entries"
-    ),
     "--code-revision": _REVISION,
     "--quantization-config": Refused(
         "not offered: details of rounding; model.quantization_overrides sets formats by layer"

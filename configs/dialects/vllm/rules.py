@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remora.configs.dialects import revisions
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Rule, Sets
 from remora.configs.dialects.sglang_values import CONFIG_FILE
@@ -54,6 +55,7 @@ HTTP: Mapping[str, Rule] = {
     "--default-chat-template-kwargs": Sets(
         key="api.template_variables", how="also for the other chat APIs"
     ),
+    "--reasoning-effort-map": Sets(key="api.reasoning_efforts"),
     "--tool-call-parser": TOOLS,
     "--reasoning-parser": REASONING,
     "--return-tokens-as-token-ids": Sets(key="api.tokens_as_ids"),
@@ -74,13 +76,13 @@ HTTP: Mapping[str, Rule] = {
 }
 
 MODEL: Mapping[str, Rule] = {
-    "--model": model_values.MODEL,
+    "--model": revisions.named("model.path", "--revision"),
     "--served-model-name": model_values.NAMES,
     "--runner": model_values.RUNNER,
     "--convert": model_values.CONVERT,
-    "--revision": model_values.REVISION,
-    "--tokenizer": model_values.TOKENIZER,
-    "--tokenizer-revision": model_values.TOKENIZER_REVISION,
+    "--revision": revisions.revision_of("model.path", "--model"),
+    "--tokenizer": revisions.named("model.tokenizer_path", "--tokenizer-revision"),
+    "--tokenizer-revision": revisions.revision_of("model.tokenizer_path", "--tokenizer", "--model"),
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",
         table={"auto": "auto", "hf": "transformers"},
@@ -93,6 +95,7 @@ MODEL: Mapping[str, Rule] = {
     "--max-model-len": model_values.LENGTH,
     "--quantization": model_values.QUANTIZATION,
     "--hf-overrides": model_values.CONFIG,
+    "--hf-config-path": model_values.CONFIG_FOLDER,
     "--model-impl": Sets(
         key="model.impl",
         table={"auto": "auto", "vllm": "remora", "transformers": "transformers"},

@@ -12,6 +12,7 @@ _DRAFTING = "optimisations.speculative_decoding"
 # Where no value can be made from the type: texts in some form, and lists of them.
 SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--log-level"): "debug",
+    ("sglang", "--revision"): "main",
     ("sglang", "--speculative-ngram-min-match-window-size"): 2,
     ("sglang", "--log-level-http"): "warning",
     ("sglang", "--lora-paths"): ["a=/adapters/a", "b=/adapters/b"],
@@ -98,6 +99,8 @@ SAMPLES |= {
         "--revision": "main",
         "--tokenizer-revision": "main",
         "--performance-mode": "throughput",
+        "--hf-config-path": str(Path(__file__).with_name("other_model")),
+        "--reasoning-effort-map": {"minimal": "low"},
     }.items()
 }
 SAMPLES |= {
@@ -123,6 +126,7 @@ SAMPLES |= {
 }
 # Parameters that count only beside others.
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sglang", "--revision"): {"--model-path": "org/name"},
     ("sglang", "--log-requests-level"): {"--log-requests": True},
     ("sglang", "--priority-scheduling-preemption-threshold"): {
         "--enable-priority-scheduling": True
