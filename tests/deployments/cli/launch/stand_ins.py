@@ -22,7 +22,7 @@ from tests.engine.weights.gguf.tiny_gguf import make_gguf
 from tests.lora.adapters import ATTENTION, make_adapter
 from tests.tiny_models import make_tiny_checkpoint, make_tiny_tokenizer
 
-LENGTH = 32_768  # the longest context that a command asks for
+LENGTH = 32_768
 COMMIT = "0" * 40
 
 
@@ -77,6 +77,21 @@ def _qwen_vl(to: Path) -> Path:
     return path
 
 
+def _qwen3_5(to: Path) -> Path:
+    """Write a model whose layers are recurrent, but for each fourth; without its weights."""
+    path = make_tiny_checkpoint(to, "qwen3")
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Qwen3_5ForConditionalGeneration"],
+                "model_type": "qwen3_5",
+                "text_config": {"model_type": "qwen3_5_text", "num_hidden_layers": 4},
+            }
+        )
+    )
+    return path
+
+
 def _opt(to: Path) -> Path:
     return make_checkpoint(to, "opt")
 
@@ -102,6 +117,7 @@ MODELS: Mapping[str, StandIn] = {
     "Qwen/Qwen2.5-VL-7B-Instruct": StandIn(_qwen_vl),
     "baidu/ERNIE-4.5-300B-A47B-PT": _float8("ernie4.5-moe"),
     "baidu/ERNIE-4.5-21B-A3B-PT/": _tiny("ernie4.5-moe"),
+    "openai/gpt-oss-120b": _tiny("gpt-oss", max_position_embeddings=131_072),
     "microsoft/Phi-4-mini-instruct": _family("phi4-partial"),
 }
 # Ray Serve LLM's files name a model by its id.
@@ -109,6 +125,7 @@ IDS: Mapping[str, StandIn] = {
     "qwen-0.5b": _tiny("qwen2.5-tied"),
     "qwen-1.5b": _tiny("qwen2.5-tied"),
     "qwen2.5-7b-instruct": _tiny("qwen2"),
+    "qwen3.5-0.8b": StandIn(_qwen3_5),
 }
 
 

@@ -15,22 +15,33 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
+from remora.configs.errors import ConfigError
 from remora.configs.serve_file import our_application
 from remora.deployments import llm_server
 from remora.deployments.cli.serve import serve_config
 from remora.deployments.llm_server import LLMServer
 from remora.engine.weights import resolve_model as resolver
-from tests.configs.dialects.launch_commands import COMMANDS, Launch
-from tests.deployments.cli.launch.stand_ins import MODELS, put, tokens_of
+from tests.configs.dialects.launch_commands import COMMANDS, FILES, FURTHER, Launch
+from tests.deployments.cli.launch.stand_ins import (
+    IDS,
+    MODELS,
+    architecture_of,
+    put,
+    tokens_of,
+)
 from tests.deployments.fakes import client_of
 
 pytestmark = pytest.mark.slow
 # What the machine of the tests lacks: GPUs and memory. One rank and one replica in this process.
 CPU: dict[str, dict[str, Any]] = {
-    "engine": {"kv_tokens": 40_960, "num_threads": 1},
+    "engine": {"kv_tokens": 140_000, "num_threads": 1},
     "parallel": {"tp_size": 1, "pp_size": 1, "num_replicas": 1},
 }
-STARTED = [launch for launch in COMMANDS if not launch.refused and "ADAPTER" not in launch.text]
+ACCEPTED = [
+    launch
+    for launch in (*COMMANDS, *FURTHER)
+    if not launch.refused and "ADAPTER" not in launch.text
+]
 
 
 def number(launch: Launch) -> str:
@@ -47,9 +58,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def started(tokens: list[str]) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def started(args: dict[str, Any]) -> AsyncGenerator[httpx.AsyncClient, None]:
     """Start what `remora serve` would deploy, in this process and on its CPU."""
-    args = our_application(serve_config(tokens, dialect="vllm"))["args"]
     for section, keys in CPU.items():
         args[section] = args.get(section, {}) | keys
     for size in ("kv_memory", "total_mem_fraction"):
@@ -63,12 +73,12 @@ async def started(tokens: list[str]) -> AsyncGenerator[httpx.AsyncClient, None]:
         server.__del__()
 
 
-@pytest.mark.parametrize("launch", STARTED, ids=number)
+@pytest.mark.parametrize("launch", [one for one in ACCEPTED if not one.stops], ids=number)
 async def test_a_command_of_vllm_starts_and_answers(launch: Launch, tmp_path: Path) -> None:
     stand_in = MODELS[launch.model]
     put(launch.model, stand_in, tmp_path)
 
-    async with started(tokens_of(launch, tmp_path)) as client:
+    async with started(args_of(launch, tmp_path)) as client:
         models = (await client.get("/v1/models")).json()["data"]
         body: dict[str, Any] = {"model": models[0]["id"], "max_tokens": 4, "temperature": 0}
         if stand_in.is_instruct:
@@ -79,3 +89,44 @@ async def test_a_command_of_vllm_starts_and_answers(launch: Launch, tmp_path: Pa
 
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] >= 1
+
+
+def args_of(launch: Launch, folder: Path) -> dict[str, Any]:
+    """Return the configuration of a command."""
+    raw = serve_config(tokens_of(launch, folder), dialect="vllm")
+    args: dict[str, Any] = our_application(raw)["args"]
+    return args
+
+
+@pytest.mark.parametrize("launch", [one for one in ACCEPTED if one.stops], ids=number)
+async def test_what_a_command_lacks_is_named(launch: Launch, tmp_path: Path) -> None:
+    put(launch.model, MODELS[launch.model], tmp_path)
+
+    with pytest.raises(ConfigError) as refused:
+        async with started(args_of(launch, tmp_path)):
+            pass
+
+    assert launch.stops in str(refused.value)
+
+
+async def test_what_a_file_lacks_is_named(tmp_path: Path) -> None:
+    (launch,) = (launch for launch in FILES if launch.stops)
+    (name,) = (name for name in IDS if name in launch.text)
+    model = IDS[name].make(tmp_path / "model")
+    (tmp_path / "serve.yaml").write_text(launch.text.replace("MODEL", str(model)))
+    args = our_application(serve_config(["serve.yaml"]))["args"]
+
+    with pytest.raises(ConfigError) as refused:
+        async with started(args):
+            pass
+
+    assert launch.stops in str(refused.value)
+
+
+def test_twelve_architectures_start(tmp_path: Path) -> None:
+    names = {one.model for one in ACCEPTED if not one.stops} - {"./Qwen3-0.6B-Q4_K_M.gguf"}
+    makers = [MODELS[name].make for name in names] + [IDS["qwen-0.5b"].make]
+    found = {
+        architecture_of(make(tmp_path / str(number))) for number, make in enumerate(makers)
+    } | {"Qwen3ForCausalLM"}  # the GGUF file's
+    assert len(found) >= 12
