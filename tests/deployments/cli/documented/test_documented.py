@@ -172,17 +172,17 @@ def test_options_exist(command: Command) -> None:
         _check_values(command)
     if command.program != "remora":
         return
-    words = [w for w in command.words[1:] if not w.startswith("[") and not w.endswith("]")]
+    rest = [w for w in command.words[1:] if not w.startswith("[") and not w.endswith("]")]
     found: Any = get_command(app)
-    context = found.make_context("remora", words or ["--help"])
-    while hasattr(found, "resolve_command") and (rest := context.protected_args + context.args):
-        name, found, rest = found.resolve_command(context, rest)
-        try:
-            context = found.make_context(name, rest, parent=context)
-        except typer.BadParameter as error:
-            if type(error).__name__ != "MissingParameter":
-                raise
-            return
+    while rest and hasattr(found, "list_commands"):
+        found = found.get_command(typer.Context(found), word := rest.pop(0))
+        assert found is not None, f"{command.place}: no command {word}"
+    try:
+        if rest:
+            found.make_context("remora", rest)
+    except typer.BadParameter as error:
+        if type(error).__name__ != "MissingParameter":
+            raise
 
 
 def _check_values(command: Command) -> None:
