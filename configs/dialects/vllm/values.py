@@ -185,7 +185,9 @@ def _to_fingerprint(settings: Settings) -> Any:
     return UNSAID if text in ("auto", "none") else text
 
 
-FINGERPRINT_MODE = Means(keys=(_FINGERPRINT,), reads=_of_fingerprint, writes=_to_mode)
+FINGERPRINT_MODE = Means(
+    keys=(_FINGERPRINT,), reads=_of_fingerprint, writes=_to_mode, how="full is a hash, too"
+)
 FINGERPRINT_TEXT = Means(keys=(_FINGERPRINT,), reads=_of_fingerprint, writes=_to_fingerprint)
 
 

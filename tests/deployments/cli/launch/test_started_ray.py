@@ -107,6 +107,7 @@ def with_models(launch: Launch, folder: Path) -> dict[str, Any]:
         kwargs = model.setdefault("engine_kwargs", {})
         kwargs.pop("gpu_memory_utilization", None)
         kwargs["num_gpu_blocks_override"] = 512
+        model.setdefault("deployment_config", {})["ray_actor_options"] = {"num_cpus": 0.1}
         if "lora_config" in model:
             make_adapter(path, folder / "adapters" / "sql", r=8, target_modules=ATTENTION)
     return file
