@@ -4,8 +4,9 @@
     OWNER/NAME:Q4_K_M  OWNER/NAME:FILE.gguf   a GGUF file in it, by its quantisation or its name
     s3://BUCKET/PATH  SCHEME://...            a folder or a .gguf file of a file system
 
-Everything else is a path or a built-in name. A path of this machine that looks like OWNER/NAME
-takes precedence where the machine's files are known, which is not here.
+Everything else is a path or a built-in name; a slash at the end of a repository's name is left out.
+A path of this machine that looks like OWNER/NAME takes precedence where the machine's files are
+known, which is not here.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def parse_model_name(text: str) -> HubModel | UrlModel | None:
     Malformed URLs are returned, too; opening them explains the fault.
     """
     is_marked = text.lower().startswith(_HUB_SCHEME)
-    hub = _HUB.fullmatch(text[len(_HUB_SCHEME) :] if is_marked else text)
+    name = (text[len(_HUB_SCHEME) :] if is_marked else text).removesuffix("/")
+    hub = _HUB.fullmatch(name)
     if hub is not None and ".." not in text:
         return HubModel(**hub.groupdict())
     url = _URL.fullmatch(text)

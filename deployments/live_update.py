@@ -62,7 +62,7 @@ class LiveSettings:
             max_chars=config.limits.max_template_chars,
         )
         logging.getLogger("remora").setLevel(config.metrics.log_level or self._level)
-        limit_access_log(config.metrics.access_log_level)
+        limit_access_log(config.metrics.access_log_level, config.metrics.access_log_skip)
 
 
 def _difference(before: ServeConfig, after: ServeConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from remora.deployments.ray_private import (
     http_host,
@@ -84,20 +84,28 @@ def log_through_serve() -> None:
 
 
 class _AccessLevel(logging.Filter):
-    """Drops Serve's access lines below a level."""
+    """Drops Serve's access lines below a level, and of some paths."""
 
     level = logging.NOTSET
+    skipped: frozenset[str] = frozenset()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record."""
-        return record.levelno >= self.level or not is_access_line(record)
+        if not is_access_line(record):
+            return True
+        path = record.getMessage().split(" ", 2)[1:2]  # METHOD PATH STATUS TIME
+        return record.levelno >= self.level and self.skipped.isdisjoint(path)
 
 
 _access_level = _AccessLevel()
 
 
-def limit_access_log(level: str | None) -> None:
-    """Set the level of Serve's access log in this process; None = Serve's own."""
+def limit_access_log(level: str | None, skipped: Collection[str] = ()) -> None:
+    """Set the level of Serve's access log in this process, and paths that it leaves out.
+
+    level:  None = Serve's own
+    """
+    _access_level.skipped = frozenset(skipped)
     _access_level.level = logging.NOTSET if level is None else getattr(logging, level)
     logging.getLogger("ray.serve").addFilter(_access_level)  # added only once
 

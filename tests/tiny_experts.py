@@ -10,6 +10,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
@@ -114,6 +116,18 @@ EXPERT_FAMILIES: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
         Glm4MoeLiteConfig,
         Glm4MoeLiteForCausalLM,
         {**CHOSEN, **LATENTS, "n_routed_experts": 6},
+    ),
+    "ernie4.5-moe": (
+        Ernie4_5_MoeConfig,
+        Ernie4_5_MoeForCausalLM,
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 48,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
     ),
     "deepseek-v2": (
         DeepseekV2Config,

@@ -150,7 +150,6 @@ REFUSALS: Mapping[str, Rule] = {
         "debug.log_step_times logs steps"
     ),
     "debug.tensor_dump.inject": Refused("not offered: injecting layer inputs"),
-    "model.revision": Refused("the revision is part of the model's name: OWNER/NAME@REVISION"),
     "weights.download_dir": Refused(
         "models are downloaded to the hub library's cache; set the environment variable HF_HOME"
     ),

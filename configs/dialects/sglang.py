@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.dialects import lora_entries, speculation
+from remora.configs.dialects import lora_entries, revisions, speculation
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -113,7 +113,8 @@ _BALANCING = {
 RULES: Mapping[str, Rule] = {
     "--config": values.CONFIG_FILE,
     # model
-    "--model-path": Sets(key="model.path"),
+    "--model-path": revisions.named("model.path", "--revision"),
+    "--revision": revisions.revision_of("model.path", "--model-path"),
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
     "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),

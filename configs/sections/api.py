@@ -72,6 +72,12 @@ class ApiSection(Section):
     """Variables of the chat template for requests that do not set them (`chat_template_kwargs`,
     `reasoning_effort`), such as {enable_thinking: false}."""
 
+    reasoning_efforts: Annotated[dict[str, Name], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Values of the template's variable `reasoning_effort` for efforts of requests whose names
+    differ there, such as {minimal: low}."""
+
     generate_dialect: Literal["auto", "sglang", "tgi", "lightllm"] = "auto"
     """API that /generate speaks. auto = detected from each body (text or input_ids: SGLang; inputs:
     TGI)."""
@@ -99,6 +105,10 @@ class ApiSection(Section):
     stream_usage: Literal["on_request", "final", "continuous"] = "on_request"
     """Usage in streams of /v1/chat/completions and /v1/completions: on_request = as
     stream_options say; final = always in a last chunk; continuous = in each chunk, too."""
+
+    system_fingerprint: Annotated[str, Field(min_length=1, max_length=256)] = "auto"
+    """`system_fingerprint` of OpenAI's answers: auto = changes with whatever may change answers to
+    one seed; none = answers have none; or a text."""
 
     tokens_as_ids: bool = False
     """Whether log-probabilities of /v1/chat/completions and /v1/completions name tokens as

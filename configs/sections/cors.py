@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,7 @@ def _check_origin(value: str) -> str:
     return value
 
 
+Method = Literal["*", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
@@ -38,6 +39,11 @@ class CorsSection(Section):
         default_factory=lambda: [ANY]
     )
     """Request headers that the pages may send; * = any."""
+
+    methods: Annotated[list[Method], Field(min_length=1, max_length=16)] = Field(
+        default_factory=lambda: [ANY]
+    )
+    """HTTP methods that the pages may use; * = all that routes have."""
 
     credentials: bool = False
     """Whether browsers send cookies and HTTP authentication, for a proxy in front that reads them;

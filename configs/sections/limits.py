@@ -71,6 +71,10 @@ class LimitsSection(Section):
     stream_timeout_s: Seconds = 60.0
     """Seconds after which a stream is closed whose client reads nothing."""
 
+    keep_alive_s: Seconds | None = 15.0
+    """Seconds without an event after which a stream gets a comment (Anthropic's: a ping), so that
+    proxies keep its connection. null = never."""
+
     waiting_timeout_s: Seconds | None = None
     """Seconds that a request may wait in the engine's queue, each time that it does: before it
     starts, and after it was preempted; then HTTP 503, or an error at the end of a stream. Default:

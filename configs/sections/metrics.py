@@ -135,13 +135,20 @@ class MetricsSection(Section):
     """Level of the access log, independent of log_level. It writes one INFO line per HTTP request,
     so WARNING and ERROR turn it off. Default: the level of Serve's logging_config."""
 
+    access_log_skip: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    """Paths whose requests are not in the access log, such as /health."""
+
     log_requests: Literal["none", "metadata", "sampling", "clipped", "full"] = "none"
     """What is logged at the end of each request: metadata = names, token counts, seconds;
-    sampling = also its parameters; clipped = also the first 256 characters of prompt and output;
+    sampling = also its parameters; clipped = also the first log_clip_chars characters of prompt and
+    output;
     full = also all of both."""
 
     log_responses: Literal["none", "clipped", "full"] = "none"
     """How much of each output is logged, independent of log_requests."""
+
+    log_clip_chars: Annotated[int, Field(ge=1, le=2**20)] = 256
+    """Characters of each prompt and output that `clipped` logs."""
 
     log_request_times: bool = False
     """Whether each request's seconds in queue, prefill and decode are logged."""

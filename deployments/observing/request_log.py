@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CLIPPED_CHARS = 256
 _DETAILS = ("metadata", "sampling", "clipped", "full")
 
 
@@ -48,7 +47,9 @@ class RequestLog:
         if keys.log_requests != "none":
             log.info("request %s", as_json(self._request(trace, keys.log_requests)).decode())
         if keys.log_responses != "none":
-            texts = _answers(trace, is_clipped=keys.log_responses == "clipped")
+            texts = _answers(
+                trace, keys.log_clip_chars if keys.log_responses == "clipped" else None
+            )
             log.info("response %s", as_json({"rid": trace.rid, "answers": texts}).decode())
         if keys.log_request_times:
             log.info("times %s", as_json(_times(trace)).decode())
@@ -70,23 +71,20 @@ class RequestLog:
         if level >= 1:
             line["sampling"] = non_default(trace.requests[0].sampling) if trace.requests else {}
         if level >= 2:
-            is_clipped = level == 2
-            line["texts"] = [self._prompt(request, is_clipped) for request in trace.requests]
-            line["answers"] = _answers(trace, is_clipped=is_clipped)
+            most = self._keys().log_clip_chars if level == 2 else None
+            line["texts"] = [self._prompt(request, most) for request in trace.requests]
+            line["answers"] = _answers(trace, most)
         return line
 
-    def _prompt(self, request: Request, is_clipped: bool) -> str:
+    def _prompt(self, request: Request, most: int | None) -> str:
         # Most tokens hold a character or more; four per character covers byte tokens.
-        ids = request.shown_ids[: 4 * CLIPPED_CHARS] if is_clipped else request.shown_ids
-        return _clip(self._tokenizer.decode(ids, skip_special_tokens=False), is_clipped)
+        ids = request.shown_ids if most is None else request.shown_ids[: 4 * most]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)[:most]
 
 
-def _answers(trace: RequestTrace, *, is_clipped: bool) -> list[str]:
-    return [_clip(sequence.text, is_clipped) for _, sequence in sorted(trace.sequences.items())]
-
-
-def _clip(text: str, is_clipped: bool) -> str:
-    return text[:CLIPPED_CHARS] if is_clipped else text
+def _answers(trace: RequestTrace, most: int | None) -> list[str]:
+    """Return the outputs; `most`: characters of each, None = all."""
+    return [sequence.text[:most] for _, sequence in sorted(trace.sequences.items())]
 
 
 def _times(trace: RequestTrace) -> dict[str, Any]:

@@ -77,6 +77,7 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
     ),
     ReasoningFormat(name="mistral", aliases=("magistral",), opening="[THINK]", closing="[/THINK]"),
     ReasoningFormat(name="kimi", opening="◁think▷", closing="◁/think▷"),
+    ReasoningFormat(name="seed_oss", opening="<seed:think>", closing="</seed:think>"),
 )
 
 

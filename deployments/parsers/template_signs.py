@@ -19,6 +19,7 @@ class Sign:
 
 TOOL_SIGNS: tuple[Sign, ...] = (
     Sign("qwen3_coder", ("<tool_call>", "<function=")),
+    Sign("seed_oss", ("<seed:tool_call>",)),
     Sign("glm45", ("<arg_key>",)),
     Sign("deepseek_v32", ("｜DSML｜",)),
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -34,6 +35,7 @@ TOOL_SIGNS: tuple[Sign, ...] = (
 REASONING_SIGNS: tuple[Sign, ...] = (
     Sign("mistral", ("[THINK]",)),
     Sign("kimi", ("◁think▷",)),
+    Sign("seed_oss", ("<seed:think>",)),
     # A template with opening tags states in each prompt whether there is reasoning. One that only
     # cuts earlier reasoning at its end expects replies to begin with reasoning.
     Sign("qwen3", ("<think>",)),

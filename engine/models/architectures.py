@@ -15,6 +15,7 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.families import (
     deepseek,
+    ernie,
     experts,
     fused,
     gemma,
@@ -62,6 +63,11 @@ ARCHITECTURES: dict[str, Parse] = {
     "Gemma3ForCausalLM": gemma.parse_gemma3,
     "Gemma3ForConditionalGeneration": multimodal.parse_multimodal_gemma3,
     "Mistral3ForConditionalGeneration": multimodal.parse_multimodal_mistral3,
+    "Qwen2VLForConditionalGeneration": multimodal.parse_multimodal_qwen2,
+    "Qwen2_5_VLForConditionalGeneration": multimodal.parse_multimodal_qwen2,
+    "SeedOssForCausalLM": llama.parse_seed_oss,
+    "Ernie4_5ForCausalLM": ernie.parse_ernie4_5,
+    "Ernie4_5_MoeForCausalLM": ernie.parse_ernie4_5_moe,
     "Phi3ForCausalLM": fused.parse_phi3,
     "GlmForCausalLM": fused.parse_glm,
     "Glm4ForCausalLM": fused.parse_glm4,

@@ -14,6 +14,7 @@ from remora.configs.model_names import HubModel, UrlModel, parse_model_name
     [
         ("Qwen/Qwen3-0.6B", HubModel("Qwen", "Qwen3-0.6B")),
         ("hf://Qwen/Qwen3-0.6B@refs/pr/1", HubModel("Qwen", "Qwen3-0.6B", "refs/pr/1")),
+        ("me/tiny/", HubModel("me", "tiny")),
         ("me/tiny@v1:Q4_K_M", HubModel("me", "tiny", "v1", "Q4_K_M")),
         ("me/tiny:BF16/a.gguf", HubModel("me", "tiny", None, "BF16/a.gguf")),
         ("s3://bucket/models/tiny/", UrlModel("s3://bucket/models/tiny")),

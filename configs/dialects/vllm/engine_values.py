@@ -147,6 +147,34 @@ CHUNK = Sets(
     how="of every prompt",
 )
 
+_MODES: Mapping[str, Settings] = {
+    "throughput": {"engine.max_running_requests": 512, "engine.max_step_tokens": 16_384},
+    "interactivity": {"engine.graph_fine": 1, "engine.graph_split": 32},
+}
+
+
+def _of_mode(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
+    if value not in _MODES:
+        return Harmless("remora's own defaults")
+    limits = {
+        "engine.max_running_requests": (_ROWS, _ACTIVE),
+        "engine.max_step_tokens": (_STEP, _PLANNED),
+    }
+    return {
+        key: setting
+        for key, setting in _MODES[value].items()
+        if not any(name in given for name in limits.get(key, ()))
+    } or Harmless("other arguments set the limits")
+
+
+MODE = Means(
+    keys=tuple(key for settings in _MODES.values() for key in settings),
+    reads=_of_mode,
+    writes=never,
+    how="throughput: up to 512 rows and 16,384 tokens in a step; interactivity: CUDA graphs of "
+    "each number of rows up to 32",
+)
+
 # graphs and attention
 
 _EAGER = "--enforce-eager"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from remora.configs.dialects.rules import (
@@ -18,9 +20,6 @@ from remora.configs.dialects.rules import (
 from remora.configs.dialects.shared_rules import ROUNDED
 
 # model
-
-
-MODEL = Sets(key="model.path")
 
 
 def _of_names(value: Sequence[str], given: Mapping[str, Any]) -> Settings:
@@ -101,6 +100,7 @@ TASK = Sets(
     strict=True,
     unset={"auto": "the checkpoint decides"},
 )
+_CONFIG_FOLDER = "--hf-config-path"
 _ENTRIES = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}
 
 
@@ -109,13 +109,32 @@ def _of_config(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     own = given.get("--hf-overrides") or {}
     if not isinstance(own, Mapping):
         raise Refusal("expected an object of entries of config.json")
-    entries = {entry: given[name] for name, entry in _ENTRIES.items() if given.get(name)}
+    entries = _of_file(given[_CONFIG_FOLDER]) if given.get(_CONFIG_FOLDER) else {}
+    entries |= {entry: given[name] for name, entry in _ENTRIES.items() if given.get(name)}
     if not own and not entries:
         return Harmless("no entry is replaced")
     return {"model.config_overrides": {**entries, **own}}
 
 
+def _of_file(folder: str) -> dict[str, Any]:
+    """Return the entries of another config.json. Raises Refusal."""
+    file = Path(folder).expanduser() / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{file} cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise Refusal(f"{file} is not an object")
+    return found
+
+
 CONFIG = Means(keys=("model.config_overrides",), reads=_of_config)
+CONFIG_FOLDER = Means(
+    keys=("model.config_overrides",),
+    reads=_of_config,
+    writes=never,
+    how="a folder of this machine; its entries replace those of the model's own file",
+)
 
 
 def rope(entry: str) -> Means:

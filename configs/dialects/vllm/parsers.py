@@ -25,6 +25,7 @@ TOOL_NAMES: Mapping[str, str] = {
     "qwen3_coder": "qwen3_coder",
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
+    "seed_oss": "seed_oss",
     "glm45": "glm45",
     "glm47": "glm45",
     "kimi_k2": "kimi_k2",
@@ -40,6 +41,7 @@ REASONING_NAMES: Mapping[str, str] = {
     "nemotron_v3": "qwen3",
     "mistral": "mistral",
     "openai_gptoss": "gpt-oss",
+    "seed_oss": "seed_oss",
     "step3": "deepseek-r1",
     "minimax_m2": "deepseek-r1",
 }

@@ -19,7 +19,7 @@ _BALANCER = Refused(
 _SUPERVISOR = NoEffect("Ray Serve probes replicas; there is no supervisor")
 _OWN_CODE = Refused("Python code from outside the package is not loaded into the server")
 _DETAIL = Refused("not offered: this measurement; /metrics lists what is measured")
-_REVISION = Refused("the revision is part of the model's name: OWNER/NAME@REVISION")
+_REVISION = Refused("code is that of the model's revision: --revision")
 _KERNELS = NoEffect("remora chooses the kernels; same outputs")
 _PRODUCTS = NoEffect("products of weights have one set of kernels for each device")
 _ADAPTER_KERNELS = NoEffect("there is one set of adapter kernels for each device; same outputs")
@@ -36,9 +36,6 @@ HTTP: Mapping[str, Rule] = {
     ),
     "--trust-request-chat-template": Refused(
         "templates that clients send are never run; set model.chat_template"
-    ),
-    "--reasoning-effort-map": Refused(
-        "not offered: other names of efforts; api.template_variables sets the template's variables"
     ),
     "--response-role": NoEffect(
         "answers have the role assistant",
@@ -58,15 +55,11 @@ HTTP: Mapping[str, Rule] = {
         only=("auto",),
         otherwise="not offered: stricter than the request says; auto works",
     ),
-    "--max-log-len": NoEffect(
-        "--enable-log-requests logs no prompts; metrics.log_requests clipped logs 256 characters"
-    ),
     "--enable-prompt-tokens-details": NoEffect("the usage always includes cached tokens"),
     "--enable-per-request-metrics": Refused(
         "not offered: timings in answers of OpenAI's APIs; metrics.log_request_times logs them"
     ),
     "--enable-server-load-tracking": NoEffect("/load always reports requests in progress"),
-    "--sse-keep-alive-interval": Refused("not offered: comments in silent streams"),
     "--enable-log-deltas": NoEffect("an answer is logged once, as a whole"),
     "--cohere-is-reasoning-model": _COHERE,
     "--cohere-format": _COHERE,
@@ -78,19 +71,9 @@ HTTP: Mapping[str, Rule] = {
     "--log-error-stack": Refused(
         "errors are logged in one line; metrics.log_level DEBUG says more"
     ),
-    "--fingerprint-mode": NoEffect(
-        "system_fingerprint changes with whatever may change answers to one seed",
-        only=("full", "hash"),
-        otherwise="not offered: another text, or none; full and hash work",
-    ),
-    "--fingerprint-value": NoEffect("it has no effect without --fingerprint-mode custom"),
     "--grpc-port": _NO_GRPC,
     "--grpc": _NO_GRPC,
     "--uds": Refused("Serve's proxy listens on a TCP port: --host and --port"),
-    "--disable-access-log-for-endpoints": Refused(
-        "the access log is on or off as a whole: --disable-uvicorn-access-log"
-    ),
-    "--allowed-methods": NoEffect("pages may use the methods that routes have"),
     "--ssl-keyfile": _TLS,
     "--ssl-certfile": _TLS,
     "--ssl-ca-certs": _TLS,
@@ -103,7 +86,6 @@ HTTP: Mapping[str, Rule] = {
     "--disable-fastapi-docs": Refused("/docs is always served, behind api.api_key if it is set"),
     "--enable-offline-docs": Refused("not offered: /docs without files from elsewhere"),
     "--enable-flash-late-interaction": NoEffect("late interaction is not scored"),
-    "--enable-prompt-embeds": Refused("not yet: prompts as embeddings"),
     "--io-processor-plugin": _OWN_CODE,
     "--return-sampling-mask": Refused("not offered: the tokens that sampling left"),
     "--logprobs-mode": NoEffect(
@@ -116,11 +98,7 @@ HTTP: Mapping[str, Rule] = {
 }
 
 MODEL: Mapping[str, Rule] = {
-    "--hf-config-path": Refused(
-        "config.json is read from the model's directory; --hf-overrides replaces entries"
-    ),
     "--code-revision": _REVISION,
-    "--tokenizer-revision": _REVISION,
     "--quantization-config": Refused(
         "not offered: details of rounding; model.quantization_overrides sets formats by layer"
     ),
@@ -225,10 +203,6 @@ ENGINE: Mapping[str, Rule] = {
         "a prompt is admitted when all of it and its expected output have room",
         only=(True,),
         otherwise="not offered: admitting a prompt by its first chunk; leave it out",
-    ),
-    "--performance-mode": Refused(
-        "set what it should change: engine.max_step_tokens and engine.max_running_requests",
-        off=("balanced",),
     ),
     "--ir-op-priority": _KERNELS,
     "--enable-flashinfer-autotune": _KERNELS,

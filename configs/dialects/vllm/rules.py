@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remora.configs.dialects import revisions
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Rule, Sets
 from remora.configs.dialects.sglang_values import CONFIG_FILE
@@ -26,6 +27,7 @@ HTTP: Mapping[str, Rule] = {
     "--port": Sets(key="http.port"),
     "--api-key": values.KEYS,
     "--allowed-origins": values.cors("origins"),
+    "--allowed-methods": values.cors("methods"),
     "--allowed-headers": values.cors("headers"),
     "--allow-credentials": values.cors("credentials"),
     "--h11-max-incomplete-event-size": values.MAX_HEADER_BYTES,
@@ -37,10 +39,23 @@ HTTP: Mapping[str, Rule] = {
         strict=True,
         unset={False: "the access log is on"},
     ),
+    "--disable-access-log-for-endpoints": values.SKIPPED_PATHS,
+    "--sse-keep-alive-interval": Sets(key="limits.keep_alive_s", table={0: None}),
+    "--fingerprint-mode": values.FINGERPRINT_MODE,
+    "--fingerprint-value": values.FINGERPRINT_TEXT,
+    "--enable-prompt-embeds": Sets(
+        key="api.prompt_embeddings", how="of completions and /generate; chats take none"
+    ),
+    "--api-server-count": Sets(
+        key="routing.num_gateways",
+        how="processes of the gateway, if the configuration needs one; Serve's proxy, or HAProxy, "
+        "accepts connections",
+    ),
     "--chat-template": model_values.TEMPLATE,
     "--default-chat-template-kwargs": Sets(
         key="api.template_variables", how="also for the other chat APIs"
     ),
+    "--reasoning-effort-map": Sets(key="api.reasoning_efforts"),
     "--tool-call-parser": TOOLS,
     "--reasoning-parser": REASONING,
     "--return-tokens-as-token-ids": Sets(key="api.tokens_as_ids"),
@@ -61,11 +76,13 @@ HTTP: Mapping[str, Rule] = {
 }
 
 MODEL: Mapping[str, Rule] = {
-    "--model": model_values.MODEL,
+    "--model": revisions.named("model.path", "--revision"),
     "--served-model-name": model_values.NAMES,
     "--runner": model_values.RUNNER,
     "--convert": model_values.CONVERT,
-    "--tokenizer": Sets(key="model.tokenizer_path"),
+    "--revision": revisions.revision_of("model.path", "--model"),
+    "--tokenizer": revisions.named("model.tokenizer_path", "--tokenizer-revision"),
+    "--tokenizer-revision": revisions.revision_of("model.tokenizer_path", "--tokenizer", "--model"),
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",
         table={"auto": "auto", "hf": "transformers"},
@@ -78,6 +95,7 @@ MODEL: Mapping[str, Rule] = {
     "--max-model-len": model_values.LENGTH,
     "--quantization": model_values.QUANTIZATION,
     "--hf-overrides": model_values.CONFIG,
+    "--hf-config-path": model_values.CONFIG_FOLDER,
     "--model-impl": Sets(
         key="model.impl",
         table={"auto": "auto", "vllm": "remora", "transformers": "transformers"},
@@ -120,6 +138,7 @@ ENGINE: Mapping[str, Rule] = {
     "--max-num-queued-reqs": Sets(key="engine.max_queued_requests"),
     "--max-num-queued-tokens": Sets(key="engine.max_queued_tokens"),
     "--long-prefill-token-threshold": engine_values.CHUNK,
+    "--performance-mode": engine_values.MODE,
     "--scheduling-policy": engine_values.POLICY,
     "--enable-chunked-prefill": Sets(key="engine.chunked_prefill"),
     "--watermark": Sets(key="engine.free_kv_fraction"),
@@ -159,6 +178,7 @@ OBSERVING: Mapping[str, Rule] = {
     "--log-config-file": Sets(key="metrics.log_config"),
     "--logging-config": json_options.LOGGING,
     "--enable-log-requests": values.LOG_REQUESTS,
+    "--max-log-len": values.LOG_LENGTH,
     "--enable-log-outputs": values.LOG_OUTPUTS,
     "--disable-log-stats": values.NO_STATS,
     "--otlp-traces-endpoint": Sets(key="metrics.trace_endpoint"),

@@ -40,17 +40,20 @@ def _to_keys(settings: Settings) -> Any:
 KEYS = Means(keys=("api.api_key",), reads=_of_keys, writes=_to_keys)
 
 _ORIGINS, _HEADERS, _CREDENTIALS = "--allowed-origins", "--allowed-headers", "--allow-credentials"
+_METHODS = "--allowed-methods"
 
 
 def _of_cors(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     """Read all of CORS from each of its arguments: remora has one key."""
     if not given.get(_ORIGINS):
         return Harmless(f"it has no effect without {_ORIGINS}")
-    if not all(isinstance(given.get(name) or [], list) for name in (_ORIGINS, _HEADERS)):
+    if not all(isinstance(given.get(name) or [], list) for name in (_ORIGINS, _HEADERS, _METHODS)):
         raise Refusal('expected a list as JSON, such as ["https://chat.example.com"]')
     cors = {"origins": given[_ORIGINS]}
     if given.get(_HEADERS):
         cors["headers"] = given[_HEADERS]
+    if "*" not in (given.get(_METHODS) or ["*"]):
+        cors["methods"] = given[_METHODS]
     if given.get(_CREDENTIALS):
         cors["credentials"] = True
     return {"api.cors": cors}
@@ -119,15 +122,73 @@ LOG_REQUESTS = Means(
 def _of_log_outputs(value: bool, given: Mapping[str, Any]) -> Settings:
     if value and not given.get("--enable-log-requests"):
         raise Refusal("it needs --enable-log-requests, as in vLLM")
-    return {"metrics.log_responses": "full" if value else "none"}
+    detail = "clipped" if given.get("--max-log-len") else "full"
+    return {"metrics.log_responses": detail if value else "none"}
 
 
 def _to_log_outputs(settings: Settings) -> Any:
     is_logged = settings.get("metrics.log_requests", "none") != "none"
-    return True if is_logged and settings.get("metrics.log_responses") == "full" else UNSAID
+    return True if is_logged and settings.get("metrics.log_responses", "none") != "none" else UNSAID
 
 
 LOG_OUTPUTS = Means(keys=("metrics.log_responses",), reads=_of_log_outputs, writes=_to_log_outputs)
+
+
+def _of_log_length(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--enable-log-outputs"):
+        return Harmless("no text is logged without --enable-log-outputs")
+    return {"metrics.log_clip_chars": max(1, value)}
+
+
+LOG_LENGTH = Means(
+    keys=("metrics.log_clip_chars",),
+    reads=_of_log_length,
+    how="of outputs: prompts are not logged",
+)
+
+
+def _of_skipped(value: str, given: Mapping[str, Any]) -> Settings:
+    paths = [path.strip() for path in value.split(",")]
+    return {"metrics.access_log_skip": [path for path in paths if path]}
+
+
+def _to_skipped(settings: Settings) -> Any:
+    return ",".join(settings.get("metrics.access_log_skip") or ()) or UNSAID
+
+
+SKIPPED_PATHS = Means(keys=("metrics.access_log_skip",), reads=_of_skipped, writes=_to_skipped)
+
+_MODE, _TEXT = "--fingerprint-mode", "--fingerprint-value"
+_FINGERPRINT = "api.system_fingerprint"
+
+
+def _of_fingerprint(value: str, given: Mapping[str, Any]) -> Effect | Harmless:
+    match given.get(_MODE, "full"):
+        case "custom":
+            if not given.get(_TEXT):
+                raise Refusal(f"it needs {_TEXT}")
+            return Effect({_FINGERPRINT: given[_TEXT]})
+        case "none":
+            return Effect({_FINGERPRINT: "none"})
+    if value == given.get(_TEXT):
+        return Harmless(f"it has no effect without {_MODE} custom")
+    return Effect({_FINGERPRINT: "auto"}, "a hash")
+
+
+def _to_mode(settings: Settings) -> Any:
+    text = settings.get(_FINGERPRINT)
+    return UNSAID if text is None else {"auto": "hash", "none": "none"}.get(text, "custom")
+
+
+def _to_fingerprint(settings: Settings) -> Any:
+    text = settings.get(_FINGERPRINT, "auto")
+    return UNSAID if text in ("auto", "none") else text
+
+
+FINGERPRINT_MODE = Means(
+    keys=(_FINGERPRINT,), reads=_of_fingerprint, writes=_to_mode, how="full is a hash, too"
+)
+FINGERPRINT_TEXT = Means(keys=(_FINGERPRINT,), reads=_of_fingerprint, writes=_to_fingerprint)
 
 
 def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:

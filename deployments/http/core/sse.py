@@ -29,7 +29,6 @@ from remora.engine.types import Output
 Chunk = dict[str, Any]
 Frame = Callable[[Mapping[str, Any]], bytes]
 
-KEEP_ALIVE_S = 15.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 log = logging.getLogger(__name__)
@@ -217,6 +216,7 @@ class _Wire:
         self._send = send
         self._keep_alive = keep_alive
         self.stall_s: float = limit("stream_timeout_s")
+        self._keep_alive_s: float | None = limit("keep_alive_s")
         self._sent_at = time.monotonic()  # begin of the last send
         self._is_sending = False
 
@@ -237,9 +237,9 @@ class _Wire:
         """Return the longest time in seconds until the next check."""
         if self._is_sending:
             return self._sent_at + self.stall_s - time.monotonic()
-        if not self._keep_alive:
+        if not self._keep_alive or self._keep_alive_s is None:
             return self.stall_s
-        return min(self.stall_s, self._sent_at + KEEP_ALIVE_S - time.monotonic())
+        return min(self.stall_s, self._sent_at + self._keep_alive_s - time.monotonic())
 
     async def keep_alive(self) -> None:
         """Send a keep-alive if one is due. Raises TimeoutError if an event is stuck."""
@@ -247,5 +247,10 @@ class _Wire:
         if self._is_sending:
             if now - self._sent_at >= self.stall_s:
                 raise TimeoutError
-        elif now - self._sent_at >= KEEP_ALIVE_S and self._keep_alive:
+        elif self._is_silent(now):
             await self.send_in_time(self._keep_alive)
+
+    def _is_silent(self, now: float) -> bool:
+        """Return whether a keep-alive is due."""
+        period_s = self._keep_alive_s if self._keep_alive else None
+        return period_s is not None and now - self._sent_at >= period_s

@@ -123,8 +123,9 @@ async def render(
     tokenizer = server.tokenizer
     tools = template_tools(tool_use_of(options))
     documents = options.documents or None
-    own = server.config.api.template_variables
-    variables = {**own, **template_variables(tokenizer, options)}
+    api = server.config.api
+    own = template_variables(tokenizer, options, api.reasoning_efforts)
+    variables = {**api.template_variables, **own}
     num_chars = sum(message.num_chars for message in messages)
     num_chars += sum(len(str(given)) for given in (tools, documents) if given)
     if not is_cut:

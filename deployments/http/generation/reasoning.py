@@ -19,8 +19,12 @@ EFFORT, EFFORT_OFF = "reasoning_effort", "none"
 SWITCHES = ("enable_thinking", "thinking")
 
 
-def template_variables(tokenizer: Tokenizer, body: TemplateBody) -> Mapping[str, Any]:
+def template_variables(
+    tokenizer: Tokenizer, body: TemplateBody, efforts: Mapping[str, str]
+) -> Mapping[str, Any]:
     """Return the variables of the template, with the effort in the form that it supports.
+
+    efforts:  the template's names of efforts that requests call otherwise
 
     A template with effort levels gets the level. A template with only a switch reasons at any
     effort except `none`. Raises InvalidRequest if an effort would have no effect.
@@ -37,7 +41,7 @@ def template_variables(tokenizer: Tokenizer, body: TemplateBody) -> Mapping[str,
             message = f"{EFFORT} {effort} contradicts chat_template_kwargs.{name}."
             raise InvalidRequest(message, EFFORT)
     if EFFORT in known and (effort != EFFORT_OFF or not switches):
-        return {EFFORT: effort, **switches, **given}
+        return {EFFORT: efforts.get(effort, effort), **switches, **given}
     if not switches and effort != EFFORT_OFF:
         message = f"{EFFORT}: this model's chat template has no levels of reasoning effort."
         raise unsupported(EFFORT, message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from remora.configs.sections.cors import CorsSection
+from remora.configs.sections.cors import ANY, CorsSection
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 # Response headers that a page may read, in addition to the few that browsers always allow.
@@ -36,7 +36,7 @@ def cors_middlewares(section: CorsSection | None) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=section.origins,
-            allow_methods=METHODS,
+            allow_methods=METHODS if ANY in section.methods else section.methods,
             allow_headers=section.headers,
             allow_credentials=section.credentials,
             expose_headers=READABLE_HEADERS,

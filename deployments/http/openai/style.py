@@ -19,7 +19,7 @@ from remora.engine.types import FinishReason
 class AnswerStyle:
     """Settings of the answers to one request.
 
-    fingerprint:     `system_fingerprint`
+    fingerprint:     `system_fingerprint`; None = the answer has none
     tier:            `service_tier`; None = the answer has none
     null_fields:     whether optional fields are null instead of absent
     per_token:       whether a stream has a chunk for each token
@@ -28,7 +28,7 @@ class AnswerStyle:
     eos_ids:         the model's end-of-sequence tokens
     """
 
-    fingerprint: str
+    fingerprint: str | None
     tier: str | None = None
     null_fields: bool = False
     per_token: bool = False
@@ -39,7 +39,9 @@ class AnswerStyle:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that each object of the answer has."""
-        fields: dict[str, Any] = {"system_fingerprint": self.fingerprint}
+        fields: dict[str, Any] = {}
+        if self.fingerprint is not None:
+            fields["system_fingerprint"] = self.fingerprint
         if self.tier is not None:
             fields["service_tier"] = self.tier
         return fields
@@ -54,7 +56,7 @@ def style_of(server: ServerState, body: OpenAIBody) -> AnswerStyle:
         shows_usage = shows_usage or bool(options.include_usage)
         is_continuous = is_continuous or bool(options.continuous_usage_stats)
     return AnswerStyle(
-        fingerprint=server.fingerprint,
+        fingerprint=_fingerprint(server),
         tier=None if body.service_tier is None else "default",
         null_fields=api.null_fields,
         per_token=api.chunk_per_token,
@@ -62,6 +64,11 @@ def style_of(server: ServerState, body: OpenAIBody) -> AnswerStyle:
         is_continuous=shows_usage and is_continuous,
         eos_ids=server.tokenizer.eos_token_ids,
     )
+
+
+def _fingerprint(server: ServerState) -> str | None:
+    text = server.config.api.system_fingerprint
+    return {"auto": server.fingerprint, "none": None}.get(text, text)
 
 
 def matched_stop(style: AnswerStyle, reply: Reply) -> str | int | None:

@@ -103,6 +103,24 @@ _DEEPSEEK_GROUP = ("<｜tool▁calls▁begin｜>",)
 _DEEPSEEK_CLOSES = (_DEEPSEEK_END, "<｜tool▁calls▁end｜>")
 _DSML = "｜DSML｜"
 
+
+def _qwen_syntax(element: str) -> CallSyntax:
+    """Return the syntax of Qwen3-Coder's calls; `element` is around them."""
+    return CallSyntax(
+        opens=("<function=",),
+        closes=(f"</{element}>",),
+        wrappers=(f"<{element}>",),
+        read=XmlCalls(
+            name_end=">",
+            key_open="<parameter=",
+            key_ends=MappingProxyType({">": ArgumentType.BY_SCHEMA}),
+            value_ends=("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"),
+            close="</function>",
+            trims=True,
+        ),
+    )
+
+
 _FORMATS = (
     ToolFormat(
         name="hermes",
@@ -215,19 +233,13 @@ _FORMATS = (
     ToolFormat(
         name="qwen3_coder",
         aliases=("qwen3_xml", "step3p5"),
-        syntax=CallSyntax(
-            opens=("<function=",),
-            closes=("</tool_call>",),
-            wrappers=("<tool_call>",),
-            read=XmlCalls(
-                name_end=">",
-                key_open="<parameter=",
-                key_ends=MappingProxyType({">": ArgumentType.BY_SCHEMA}),
-                value_ends=("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"),
-                close="</function>",
-                trims=True,
-            ),
-        ),
+        syntax=_qwen_syntax("tool_call"),
+        triggers=("<function=",),
+        make_tags=tags.tool_tags("<function=NAME>\n", "\n</function>", "qwen_xml"),
+    ),
+    ToolFormat(
+        name="seed_oss",
+        syntax=_qwen_syntax("seed:tool_call"),
         triggers=("<function=",),
         make_tags=tags.tool_tags("<function=NAME>\n", "\n</function>", "qwen_xml"),
     ),

@@ -1,5 +1,5 @@
 """Llama and families with its keys and tensor names: Mistral, Ministral, SmolLM3, Granite,
-MiniCPM, OLMo 2.
+MiniCPM, OLMo 2, Seed-OSS.
 """
 
 from __future__ import annotations
@@ -41,6 +41,22 @@ def parse_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     return like_llama(
         architecture, raw, attention=biases(raw), mlp=gated(raw, bias=flag(raw, "mlp_bias"))
+    )
+
+
+def parse_seed_oss(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Seed-OSS: biases of q, k and v."""
+    raw = {
+        "head_dim": 128,
+        "num_key_value_heads": raw.get("num_attention_heads"),
+        **without_nulls(raw),
+    }
+    attention = {
+        "qkv_bias": flag(raw, "attention_bias", True),
+        "out_bias": flag(raw, "attention_out_bias"),
+    }
+    return like_llama(
+        architecture, raw, attention=attention, mlp=gated(raw, bias=flag(raw, "mlp_bias"))
     )
 
 

@@ -1,4 +1,4 @@
-"""The text models of multimodal checkpoints: Gemma 3 and Mistral 3.
+"""The text models of multimodal checkpoints: Gemma 3, Mistral 3, Qwen2-VL and Qwen2.5-VL.
 
 Their config.json has the text model's settings in `text_config`, and its tensors have a prefix.
 Vision weights are not read.
@@ -15,6 +15,7 @@ from remora.engine.models.config import DecoderConfig, TensorRule
 from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.families.gemma import parse_gemma3
 from remora.engine.models.families.llama import parse_ministral3, parse_mistral
+from remora.engine.models.families.qwen import parse_qwen2
 from remora.engine.models.families.tensor_rules import unused
 
 # Defaults of transformers' class, which checkpoints of Gemma 3 omit.
@@ -27,7 +28,7 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
 MISTRALS = {"mistral": parse_mistral, "ministral3": parse_ministral3}
 # The second form is that of transformers 5.
 RULES = (
-    *unused(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\..*"),
+    *unused(r"(?:model\.)?(?:vision_tower|multi_modal_projector|visual)\..*"),
     TensorRule(r"language_model\.(.*)", (r"\1",)),
     TensorRule(r"model\.language_model\.(.*)", (r"model.\1",)),
 )
@@ -50,6 +51,17 @@ def parse_multimodal_mistral3(architecture: str, raw: RawConfig) -> DecoderConfi
             f"{', '.join(MISTRALS)}."
         )
     return replace(MISTRALS[kind](architecture, settings), rules=RULES)
+
+
+def parse_multimodal_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Qwen2-VL and Qwen2.5-VL; of a text, the three positions that rotate a head are the same."""
+    settings = text_settings(raw)
+    for key in ("rope_scaling", "rope_parameters"):
+        if settings.get(key):
+            rope = {k: v for k, v in settings[key].items() if k != "mrope_section"}
+            kinds = {name: "default" for name in ("type", "rope_type") if rope.get(name) == "mrope"}
+            settings[key] = rope | kinds
+    return replace(parse_qwen2(architecture, settings), rules=RULES)
 
 
 def text_settings(raw: RawConfig) -> dict[str, Any]:

@@ -20,12 +20,14 @@ class Launch(NamedTuple):
     model:    the model that it names, in the text
     text:     the command, or the file
     refused:  part of the message if it is refused; "" = it is accepted
+    stops:    part of the message if its model cannot be served as asked; "" = it starts
     """
 
     source: str
     model: str
     text: str
     refused: str = ""
+    stops: str = ""
 
 
 _CODER = f"{_RECIPES}/0205f5398c74021b42b2e1b8cfc6b47df8554243/Qwen/Qwen3-Coder-480B-A35B.md"
@@ -89,7 +91,6 @@ COMMANDS = (
         "ByteDance-Seed/Seed-OSS-36B-Instruct",
         "vllm serve ByteDance-Seed/Seed-OSS-36B-Instruct --host localhost --port 8000 "
         "--tensor-parallel-size 8 --enable-auto-tool-choice --tool-call-parser seed_oss",
-        "not offered: this parser",
     ),
     Launch(
         _VISION,
@@ -111,6 +112,7 @@ COMMANDS = (
         "--tensor-parallel-size 8 --pipeline-parallel-size 2 --dtype bfloat16 --quantization fp8 "
         "--max-model-len 2048 --max-num-seqs 1 --max-num-batched-tokens 1024 "
         "--enable-chunked-prefill --disable-log-requests --kv-cache-dtype fp8",
+        stops="the model caches latents (MLA)",
     ),
     Launch(
         _LORA,
@@ -166,6 +168,17 @@ COMMANDS = (
         "VLLM_ROCM_USE_AITER=1 SAFETENSORS_FAST_GPU=1 vllm serve baidu/ERNIE-4.5-21B-A3B-PT/ "
         "--tensor-parallel-size 4 --gpu-memory-utilization 0.9 --disable-log-requests "
         "--no-enable-prefix-caching --trust-remote-code",
+    ),
+)
+
+# More than the twenty, for other architectures.
+FURTHER = (
+    Launch(
+        f"{_RECIPES}/00143a1a4aace5143b6825bcaa0fc30505015c61/OpenAI/GPT-OSS.md",
+        "openai/gpt-oss-120b",
+        "vllm serve openai/gpt-oss-120b --tensor_parallel_size 8 --max-model-len 131072 "
+        "--max-num-batched-tokens 10240 --max-num-seqs 128 --gpu-memory-utilization 0.85 "
+        "--no-enable-prefix-caching",
     ),
 )
 
@@ -267,6 +280,7 @@ FILES = (
         "direct_streaming_config.yaml",
         "MODEL",
         _TOOLS,
+        stops="recurrent",
     ),
     Launch(
         f"{_KUBERAY}/0ca871806c4fe4f495e20ec7493d3f0e4e2fd4b7/ray-operator/config/samples/"

@@ -12,6 +12,7 @@ _DRAFTING = "optimisations.speculative_decoding"
 # Where no value can be made from the type: texts in some form, and lists of them.
 SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--log-level"): "debug",
+    ("sglang", "--revision"): "main",
     ("sglang", "--speculative-ngram-min-match-window-size"): 2,
     ("sglang", "--log-level-http"): "warning",
     ("sglang", "--lora-paths"): ["a=/adapters/a", "b=/adapters/b"],
@@ -91,6 +92,15 @@ SAMPLES |= {
         "--h11-max-incomplete-event-size": 16_384,
         "--h11-max-header-count": 128,
         "--optimization-level": "0",
+        "--allowed-methods": ["GET"],
+        "--disable-access-log-for-endpoints": "/health,/metrics",
+        "--fingerprint-mode": "none",
+        "--fingerprint-value": "release-7",
+        "--revision": "main",
+        "--tokenizer-revision": "main",
+        "--performance-mode": "throughput",
+        "--hf-config-path": str(Path(__file__).with_name("other_model")),
+        "--reasoning-effort-map": {"minimal": "low"},
     }.items()
 }
 SAMPLES |= {
@@ -116,6 +126,7 @@ SAMPLES |= {
 }
 # Parameters that count only beside others.
 COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sglang", "--revision"): {"--model-path": "org/name"},
     ("sglang", "--log-requests-level"): {"--log-requests": True},
     ("sglang", "--priority-scheduling-preemption-threshold"): {
         "--enable-priority-scheduling": True
@@ -179,6 +190,11 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
 _VLLM: dict[str, dict[str, Any]] = {
     "--allowed-headers": {"--allowed-origins": ["https://chat.example.com"]},
     "--allow-credentials": {"--allowed-origins": ["https://chat.example.com"]},
+    "--allowed-methods": {"--allowed-origins": ["https://chat.example.com"]},
+    "--fingerprint-value": {"--fingerprint-mode": "custom"},
+    "--revision": {"--model": "org/name"},
+    "--tokenizer-revision": {"--model": "org/name"},
+    "--max-log-len": {"--enable-log-requests": True, "--enable-log-outputs": True},
     "--enable-log-outputs": {"--enable-log-requests": True},
     "--safetensors-prefetch-num-threads": {"--safetensors-load-strategy": "prefetch"},
     "--max-num-active-seqs": {"--max-num-seqs": 64},

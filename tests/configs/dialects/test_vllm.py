@@ -21,6 +21,8 @@ from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 from remora.deployments.parsers.format_choice import reasoning_parser_names, tool_parser_names
 
+OTHER = Path(__file__).with_name("other_model")
+
 
 def read(line: str) -> dict[str, Any]:
     return read_command_line("vllm", shlex.split(line), {})
@@ -173,6 +175,31 @@ def test_options_are_the_same_whether_the_launcher_is_there() -> None:
             "engine.kv_events_endpoint": "tcp://*:5557",
         }),
         ("--watchdog-config.timeout 5", {}),
+        ("""--allowed-origins '["*"]' --allowed-methods '["GET"]'""", {
+            "api.cors": {"origins": ["*"], "methods": ["GET"]},
+        }),
+        ("org/name --revision v2 --tokenizer org/words --tokenizer-revision v3", {
+            "model.path": "org/name@v2", "model.tokenizer_path": "org/words@v3",
+        }),
+        ("org/name --tokenizer-revision v3", {
+            "model.path": "org/name", "model.tokenizer_path": "org/name@v3",
+        }),
+        ("--fingerprint-mode custom --fingerprint-value r7", {"api.system_fingerprint": "r7"}),
+        ("--fingerprint-value r7", {}),
+        ("--enable-log-requests --enable-log-outputs --max-log-len 50", {
+            "metrics.log_requests": "sampling", "metrics.log_responses": "clipped",
+            "metrics.log_clip_chars": 50,
+        }),
+        ("--disable-access-log-for-endpoints /health,/metrics", {
+            "metrics.access_log_skip": ["/health", "/metrics"],
+        }),
+        (f"--hf-config-path {OTHER} --hf-overrides.rope_theta 2", {
+            "model.config_overrides": {"rope_theta": 2, "max_position_embeddings": 4096},
+        }),
+        ("--sse-keep-alive-interval 0", {"limits.keep_alive_s": None}),
+        ("--performance-mode throughput --max-num-seqs 8", {
+            "engine.max_running_requests": 8, "engine.max_step_tokens": 16_384,
+        }),
         ("--rope-theta 2 --hf-overrides.a 1", {
             "model.config_overrides": {"rope_theta": 2.0, "a": 1},
         }),
@@ -186,6 +213,9 @@ def test_values_that_depend_on_others(line: str, expected: dict[str, Any]) -> No
     ("line", "says"),
     [
         ("--api-key sk-1", "secrets must not be in a configuration"),
+        ("/model --revision v2", "only OWNER/NAME has revisions"),
+        ("--fingerprint-mode custom", "needs --fingerprint-value"),
+        ("--hf-config-path /none", "/none/config.json cannot be read"),
         ("--hf-token hf_1", "set the variable HF_TOKEN"),
         ("--served-model-name a b", "several names of a model; give a"),
         ("--enable-expert-parallel -dp 2", "use --tensor-parallel-size"),

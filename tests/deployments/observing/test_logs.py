@@ -76,6 +76,13 @@ async def test_answers_are_logged_when_asked_for(
     assert list(map(len, answers)) == [chars] * 2
 
 
+@pytest.mark.observes("metrics.log_clip_chars")
+async def test_the_length_of_clipped_texts_is_a_setting(logged: pytest.LogCaptureFixture) -> None:
+    (line,) = await ask(logged, log_responses="clipped", log_clip_chars=5)
+
+    assert json.loads(line.removeprefix("response "))["answers"] == ["Paris"] * 2
+
+
 @pytest.mark.observes("metrics.log_request_times")
 async def test_where_a_requests_time_went_is_logged(logged: pytest.LogCaptureFixture) -> None:
     (line,) = await ask(logged, log_request_times=True)
@@ -191,6 +198,22 @@ def test_the_access_log_follows_its_own_level(caplog: pytest.LogCaptureFixture) 
         assert lines("INFO") == lines(None) == ["GET /health 200", "started"]
     finally:
         limit_access_log(None)
+
+
+@pytest.mark.observes("metrics.access_log_skip")
+def test_paths_may_be_left_out_of_the_access_log() -> None:
+    logger, handler = logging.getLogger("ray.serve"), Lines()
+    logger.addHandler(handler)
+    try:
+        limit_access_log(None, ["/health"])
+        for line in ("GET /health 200 1.0ms", "GET /healthy 404 1.0ms", "POST /a 200 1.0ms"):
+            logger.warning(line, extra={"serve_access_log": True})
+        logger.warning("GET /health is slow")
+    finally:
+        limit_access_log(None)
+        logger.removeHandler(handler)
+
+    assert handler.lines == ["GET /healthy 404 1.0ms", "POST /a 200 1.0ms", "GET /health is slow"]
 
 
 YAML = """

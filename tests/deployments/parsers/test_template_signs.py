@@ -15,6 +15,7 @@ from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
         (r"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n", "hermes"),
         ("'<tool_call>\\n<function=' + tool_call.name + '>'", "qwen3_coder"),
         ("'<tool_call>' + tc.name <arg_key>{{ k }}</arg_key> tc.arguments", "glm45"),
+        ("'<seed:tool_call>\\n<function=' + tool_call.name", "seed_oss"),
         ("{{ '[TOOL_CALLS] [' }}", "mistral"),
         ("{{- '<|python_tag|>' + tool_call.name + '.call(' }}", "llama3"),
         (
@@ -42,6 +43,7 @@ def test_a_template_shows_how_calls_are_written(source: str | None, expected: st
         ("{% set content = content.split('</think>')[-1] %}", "deepseek-r1"),
         ("[THINK]", "mistral"),
         ("◁think▷", "kimi"),
+        ("<seed:think>", "seed_oss"),
         ("{{ message['content'] }}", None),
     ],
 )

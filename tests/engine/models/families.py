@@ -211,6 +211,8 @@ CASES: Mapping[str, Case] = {
         as_minicpm,
     ),
     "olmo2": Case("Olmo2"),
+    "seed-oss": Case("SeedOss", {"head_dim": 24}),
+    "ernie4.5": Case("Ernie4_5", {"head_dim": 24}),
     "gemma": Case("Gemma", {"head_dim": 16}),
     "gemma2": Case(
         "Gemma2",

@@ -25,6 +25,12 @@ EYES = {
     "image_size": 28,
     "patch_size": 14,
 }
+QWEN = {
+    **COMMON,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+    "tie_word_embeddings": False,
+}
+SEEING = {"depth": 1, "num_heads": 2, "intermediate_size": 8, "patch_size": 14}
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3",
@@ -40,6 +46,14 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
             "vision_config": {**EYES, "model_type": "pixtral", "head_dim": 4},
             "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2-vl": ("Qwen2VL", {"text_config": QWEN, "vision_config": {**SEEING, "embed_dim": 8}}),
+    "qwen2.5-vl": (
+        "Qwen2_5_VL",
+        {
+            "text_config": QWEN,
+            "vision_config": {**SEEING, "hidden_size": 8, "out_hidden_size": 64},
         },
     ),
     "ministral3": (

@@ -212,9 +212,9 @@ async def test_an_effort_is_told_to_templates_that_know_it(variables: tuple[str,
     assert effort == ("low" if variables else None)
 
 
-async def test_signs_of_life_are_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.deployments.http.core.sse.KEEP_ALIVE_S", 0.01)
-    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+async def test_signs_of_life_are_pings() -> None:
+    config = make_server_config(limits={"keep_alive_s": 0.01})
+    server = FakeServer(FakeEngine(gate=asyncio.Event()), config=config)
     body = {"messages": HELLO, "max_tokens": 5, "stream": True}
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 

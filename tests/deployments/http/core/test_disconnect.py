@@ -20,7 +20,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
 from remora.engine.types import Output
 from tests.deployments.connection import Connection
-from tests.deployments.fakes import FakeEngine, FakeServer, make_app
+from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_server_config
 from tests.moments import cancelled, end, nothing_left, steps
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -119,9 +119,10 @@ async def test_a_call_of_a_python_handle_may_be_cancelled_at_any_moment(again: b
     assert server.client.requests
 
 
-async def test_an_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.deployments.http.core.sse.KEEP_ALIVE_S", 0.005)
-    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+@pytest.mark.observes("limits.keep_alive_s")
+async def test_an_idle_stream_gets_comments() -> None:
+    config = make_server_config(limits={"keep_alive_s": 0.005})
+    server = FakeServer(FakeEngine(gate=asyncio.Event()), config=config)
 
     async with running(server, "/v1/chat/completions", CHAT | {"stream": True}) as connection:
         while not any(m.get("body") == b": keep-alive\n\n" for m in connection.sent):

@@ -207,6 +207,16 @@ async def test_a_page_of_a_named_origin_may_ask() -> None:
         assert "access-control-allow-credentials" not in response.headers
 
 
+async def test_pages_may_be_restricted_to_methods() -> None:
+    async with make_client(cors_server(methods=["GET"])) as client:
+        asked = await client.options("/v1/completions", headers=PREFLIGHT)
+        read = await client.options(
+            "/v1/models", headers=PREFLIGHT | {"access-control-request-method": "GET"}
+        )
+
+    assert [asked.status_code, read.status_code] == [400, 200]
+
+
 async def test_other_pages_get_no_headers() -> None:
     other = {"origin": "https://elsewhere.example.com"}
     async with make_client(cors_server()) as client:

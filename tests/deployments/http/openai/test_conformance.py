@@ -364,6 +364,17 @@ async def test_each_token_may_have_a_chunk(path: str) -> None:
     assert await chunks() == [*begun, ("abc", 3), ("de", 6), *ended]
 
 
+@pytest.mark.observes("api.system_fingerprint")
+async def test_the_fingerprint_may_be_a_text_or_absent() -> None:
+    async def of(**api: Any) -> Any:
+        answer = await ask(CHAT, says("ab", **api), messages=HELLO)
+        return answer.json().get("system_fingerprint")
+
+    assert (await of()).startswith("fp_")
+    assert await of(system_fingerprint="release-7") == "release-7"
+    assert await of(system_fingerprint="none") is None
+
+
 @pytest.mark.observes("api.stream_usage")
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_the_operator_may_want_usage_in_all_streams(path: str) -> None:

@@ -141,3 +141,16 @@ async def test_the_operator_s_variables_give_way_to_the_request_s(
     assert response.status_code == 200, response.text
     rendered = server.tokenizer.rendered[0]
     assert {name: rendered[name] for name in own} == expected
+
+
+@pytest.mark.observes("api.reasoning_efforts")
+@pytest.mark.parametrize(("asked", "rendered"), [("minimal", "low"), ("high", "high")])
+async def test_efforts_may_have_other_names_in_the_template(asked: str, rendered: str) -> None:
+    server = make_server(
+        "4", "reasoning_effort", reasoning_parser="none", reasoning_efforts={"minimal": "low"}
+    )
+
+    response = await post(server, reasoning_effort=asked)
+
+    assert response.status_code == 200, response.text
+    assert server.tokenizer.rendered[0]["reasoning_effort"] == rendered

@@ -119,6 +119,7 @@ GOOD_CALLS = [
     ("deepseek_v31", f'{B}tree{P}{{"value": 1}}{E}'),
     ("deepseek_v32", f"{DSML}1</｜DSML｜parameter>\n</｜DSML｜invoke>"),
     ("qwen3_coder", "<function=tree>\n<parameter=value>\n1\n</parameter>\n</function>"),
+    ("seed_oss", "<function=tree>\n<parameter=value>\n1\n</parameter>\n</function>"),
     (
         "glm45",
         "<tool_call>tree\n<arg_key>value</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",

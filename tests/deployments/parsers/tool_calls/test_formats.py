@@ -151,6 +151,13 @@ GOOD: list[Case] = [
         [("add", '{"a": 1, "s": "1\\n\\n2", "o": null}')],
     ),
     (
+        "seed_oss",
+        "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    (
         "qwen3_coder",
         "<function=add><parameter=any>{'x': True}</parameter>\n<parameter=a>\nlots\n"
         "<parameter=o>12\n</function><tool_call><function=now></function></tool_call>",

@@ -65,6 +65,10 @@ CALLS = {
     "qwen3_coder": [
         "<tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n</tool_call>"
     ],
+    "seed_oss": [
+        "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n"
+        "</seed:tool_call>"
+    ],
     "glm45": ["<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"],
     "kimi_k2": [
         f'<|tool_calls_section_begin|>{KB}functions.add:0{KA}{{"a": 1}}{KE}'

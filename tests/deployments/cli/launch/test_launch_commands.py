@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from remora.deployments.cli.main import app
-from tests.configs.dialects.launch_commands import COMMANDS, FILES, Launch
+from tests.configs.dialects.launch_commands import COMMANDS, FILES, FURTHER, Launch
 
 OURS = "applications:\n- import_path: remora.deployments.app:build\n  args:\n"
 
@@ -41,7 +41,7 @@ def number(launch: Launch) -> str:
     return launch.source.rpartition("/")[2]
 
 
-@pytest.mark.parametrize("launch", COMMANDS, ids=number)
+@pytest.mark.parametrize("launch", [*COMMANDS, *FURTHER], ids=number)
 def test_commands_of_vllm(launch: Launch, tmp_path: Path) -> None:
     tokens = tokens_of(launch, tmp_path)
     code, text = run("config", "check", "--dialect", "vllm", "--", *tokens)
@@ -79,3 +79,9 @@ def test_most_are_accepted() -> None:
     assert len(COMMANDS) == 20
     assert len(FILES) == 6
     assert sum(not launch.refused for launch in (*COMMANDS, *FILES)) >= 18
+
+
+def test_most_start() -> None:
+    """What `test_started.py` and `test_started_ray.py` run."""
+    started = [each for each in (*COMMANDS, *FILES) if not (each.refused or each.stops)]
+    assert len(started) >= 18
