@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class SimulatedCopies(HostCopies):
         half = len(source) // 2
         self._copies.append(lambda: began.is_reached)
         for part in (slice(0, half), slice(half, None)):
-            self._copies.append(lambda part=part: _copied(target[part], source[part]))
+            self._copies.append(partial(_copied, target[part], source[part]))
         done.latest = Moment()
         self._copies.append(done.latest.reach)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,7 +163,7 @@ class FakeCuda:
                 fake.calls.append(f"{fake.current}: wait")
 
         @contextmanager
-        def on_stream(stream: str) -> Any:
+        def on_stream(stream: str) -> Iterator[None]:
             before, fake.current = fake.current, stream
             yield
             fake.current = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,7 @@ REQUESTS = make_requests(max_tokens=6, logprobs=1)
 
 
 class Offloading:
-    """Moves layers of a model that is loaded; `adapt` of an engine's run.
-
-    poison:  what the buffers hold before the first copy
-    """
+    """Moves layers of a model that is loaded; `adapt` of an engine's run."""
 
     def __init__(self, plan: OffloadPlan, streams: HostCopies) -> None:
         self.plan, self.streams = plan, streams
@@ -44,7 +40,7 @@ class Offloading:
         self.fetcher = offload(model, self.plan, self.streams)
         assert self.fetcher is not None
         for buffer in self.fetcher.buffers:
-            buffer.fill_(0xFF)  # not a number in each format of floats
+            buffer.fill_(0xFF)  # not a number, in every format of floats
 
 
 def check_same(got: Run, expected: Run) -> None:
@@ -137,13 +133,20 @@ def test_a_step_copies_each_offloaded_layer_once(tiny_checkpoints: TinyCheckpoin
     assert streams.num_copies == 2 * got.num_steps
 
 
-def storages(model: DecoderModel, layers: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield address and size of the storages of the large weights of layers."""
-    for layer in layers:
-        for holder in model.blocks[layer].weight_holders():
-            for tensor in holder.weight_tensors():
-                storage = tensor.untyped_storage()
-                yield storage.data_ptr(), storage.nbytes()
+def large_weights(model: DecoderModel, *layers: int) -> list[torch.Tensor]:
+    """Return the tensors of the large weights of layers."""
+    return [
+        tensor
+        for layer in layers
+        for holder in model.blocks[layer].weight_holders()
+        for tensor in holder.weight_tensors()
+    ]
+
+
+def storages(model: DecoderModel, *layers: int) -> dict[int, int]:
+    """Return address and size of the storages of the large weights of layers."""
+    found = [tensor.untyped_storage() for tensor in large_weights(model, *layers)]
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek-v3"])
@@ -162,10 +165,10 @@ def test_the_device_holds_buffers_in_the_place_of_weights(
     fetcher = offload(model, offloaded(1, 2, 3, prefetch=2), Counted(CPU))
 
     assert fetcher is not None
-    layer_bytes = [sum(size for _, size in storages(plain, {layer})) for layer in (1, 2, 3)]
+    layer_bytes = [sum(each.nbytes for each in large_weights(plain, n)) for n in (1, 2, 3)]
     buffers = {buffer.data_ptr(): len(buffer) for buffer in fetcher.buffers}
-    assert dict(storages(model, {1, 2, 3})) == buffers
-    assert set(storages(model, {0})).isdisjoint(buffers.items())
+    assert storages(model, 1, 2, 3) == buffers
+    assert storages(model, 0).keys().isdisjoint(buffers)
     assert len(buffers) == 2
     slack = 256 * 20  # alignment of each tensor
     for size in buffers.values():
@@ -182,8 +185,8 @@ def test_offloaded_weights_are_never_allocated_on_the_device(
 
     model.load_on_host({1, 7})
 
-    for layer, block in enumerate(model.blocks):
-        devices = {t.device.type for h in block.weight_holders() for t in h.weight_tensors()}
+    for layer in range(len(model.blocks)):
+        devices = {each.device.type for each in large_weights(model, layer)}
         assert devices == {"cpu" if layer == 1 else "meta"}
     on_host = [n for n, shard in model.tensors().items() if shard.memory.device.type == "cpu"]
     assert on_host
