@@ -95,7 +95,8 @@ def chunk_sizes(num_bytes: int) -> list[int]:
 
 def _in_memory_order(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Return a tensor contiguous in the order of its memory, and its dimensions there."""
-    by_stride = sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis))
+    strides = tensor.stride()
+    by_stride = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
     stored = tensor.permute(by_stride)
     if not stored.is_contiguous():  # parts of a larger tensor, or repeated elements
         stored, by_stride = tensor.contiguous(), list(range(tensor.ndim))
