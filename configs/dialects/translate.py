@@ -60,7 +60,7 @@ class Translation:
 
     args:     sections and keys of remora
     http:     host and port for Serve's http_options
-    lines:    one report for each parameter, also for those that were left out
+    lines:    one report for each parameter, left-out ones included
     origins:  dotted key -> name, as written, of the parameter that set it
     """
 
@@ -106,7 +106,7 @@ def translate(
 def _apply(
     dialect: Dialect, values: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[list[ParameterReport], list[tuple[str, str]]]:
-    """Return the reports of parameters, and names and reasons of those that are refused."""
+    """Return the reports of parameters, and names and reasons of refused ones."""
     lines, refused = [], []
     for name, value in values.items():
         try:

@@ -81,13 +81,13 @@ CONFIG_EDITS = (
         otherwise="It gets HAProxy's HTML page.",
     ),
     Edit(
-        reason="Counters for Prometheus are for those who can reach the server itself.",
+        reason="Counters for Prometheus need not reach further than the server itself.",
         expected="bind :[0-9]",
         command="s#bind :#bind {host}:#",
         otherwise="They can be read on all interfaces.",
     ),
     Edit(
-        reason="So is the page of statistics.",
+        reason="Nor need the page of statistics.",
         expected="bind [*]:[0-9]",
         command="s#bind [*]:#bind {host}:#",
         otherwise="It can be read on all interfaces.",

@@ -29,6 +29,7 @@ from remora.deployments.cli.main import app
 from tests.configs.test_load import KEYS, wrong_values
 
 HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
+SGLANG = DIALECTS["sglang"].name
 GOOD = f"{HEAD}      model: {{path: smollm2-135m-instruct}}\n"
 # Made once: it takes longer than what is tested. A command of typer is one of click in all but type.
 COMMAND = get_command(app)
@@ -209,7 +210,7 @@ FAULTS = [
             ("tp: 1\ntp: 2\n", ("FOLDER/c.yaml:2:1: tp: written twice",)),
             ("", ("FOLDER/c.yaml: the file is empty; expected",)),
             ("- a\n", ("FOLDER/c.yaml:1:1: expected a mapping of options", "found ['a']")),
-            ("model-path: x\ntp-sise: 2\n", ("FOLDER/c.yaml:2:1: tp-sise = 2: SGLang has no such", "did you mean")),
+            ("model-path: x\ntp-sise: 2\n", (f"FOLDER/c.yaml:2:1: tp-sise = 2: {SGLANG} has no such", "did you mean")),
             ("model-path: x\ntp: two\n", ("FOLDER/c.yaml:2:1: tp = 'two': expected a whole number",)),
             ("model-path: x\npage-size: 5\n", ("FOLDER/c.yaml:2:12: page-size: engine.page_size = 5: must be a power",)),
             ("model-path: /no/where\n", ("FOLDER/c.yaml:1:13: model-path: model.path = '/no/where': no such",)),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.command_line import read_command_line
 from remora.configs.dialects.convert import convert, settings_of, written
+from remora.configs.dialects.faults import Faults
 from remora.configs.dialects.translate import translate
 from remora.configs.dialects.vllm.options import command_line, options
 from remora.configs.dialects.vllm.parsers import REASONING_NAMES, TOOL_NAMES
@@ -107,7 +108,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any]) -> None:
 
 def test_options_are_the_same_whether_the_launcher_is_there() -> None:
     tail = ["m", "-tp", "2", "--no-async-scheduling"]
-    assert options(["vllm", "serve", *tail]) == options(tail)
+    assert options(["vllm", "serve", *tail], Faults()) == options(tail, Faults())
 
 
 @pytest.mark.parametrize(
