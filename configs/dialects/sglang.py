@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.dialects import lora_entries, offload, revisions, speculation
+from remora.configs.dialects import lora_entries, offload, speculation
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -32,8 +32,10 @@ from remora.configs.dialects.shared_rules import (
     TRUST_CODE,
     edges,
     memory_share,
+    named_at,
     no_graphs,
     only_with,
+    revision_of,
     secret,
 )
 
@@ -113,8 +115,8 @@ _BALANCING = {
 RULES: Mapping[str, Rule] = {
     "--config": values.CONFIG_FILE,
     # model
-    "--model-path": revisions.named("model.path", "--revision"),
-    "--revision": revisions.revision_of("model.path", "--model-path"),
+    "--model-path": named_at("model.path", "--revision"),
+    "--revision": revision_of("model.path", "--model-path"),
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
     "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),

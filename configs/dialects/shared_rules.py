@@ -1,9 +1,10 @@
-"""Rules that several dialects share: parsers, secrets, number formats."""
+"""Rules that several dialects share: parsers, secrets, number formats, revisions of the hub."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from remora.configs.dialects.rules import (
@@ -14,7 +15,9 @@ from remora.configs.dialects.rules import (
     Refusal,
     Sets,
     Settings,
+    never,
 )
+from remora.configs.model_names import HubModel, parse_model_name
 
 REASONING = Sets(key="api.reasoning_parser", table={"deepseek-v3": "deepseek_v3"})
 TOOLS = Sets(
@@ -186,3 +189,35 @@ def _to_loader(settings: Settings) -> Any:
 
 
 LOADER = Means(keys=("model.load_threads",), reads=_of_loader, writes=_to_loader)
+
+
+def at_revision(name: str, revision: str | None) -> str:
+    """Return the name of a model of the hub at a revision. Raises Refusal."""
+    if revision is None:
+        return name
+    model = parse_model_name(name)
+    if not isinstance(model, HubModel) or Path(name).expanduser().exists():
+        raise Refusal(f"{name} is no model of the hub: only OWNER/NAME has revisions")
+    return model.at(revision).text
+
+
+def named_at(key: str, revision: str) -> Means:
+    """Return the rule of an argument with the name of what `key` is; `revision`: its revision's."""
+
+    def read(value: str, given: Mapping[str, Any]) -> Settings:
+        try:
+            return {key: at_revision(value, given.get(revision))}
+        except Refusal:  # reported once, at the revision
+            return {key: value}
+
+    return Means(keys=(key,), reads=read)
+
+
+def revision_of(key: str, *names: str) -> Means:
+    """Return the rule of a revision; the first of the arguments `names` that is given is meant."""
+
+    def read(value: str, given: Mapping[str, Any]) -> Settings:
+        name = next((given[name] for name in names if given.get(name)), "the model")
+        return {key: at_revision(name, value)}
+
+    return Means(keys=(key,), reads=read, writes=never)

@@ -83,7 +83,7 @@ def describe_offload(plan: OffloadPlan) -> str:
 
 
 def _chosen(section: OffloadSection, held: range, in_layers: Sequence[int]) -> list[int]:
-    """Return the offloaded layers of those that a stage holds."""
+    """Return the offloaded layers of a stage."""
     if section.group_size is not None:
         stay = section.group_size - section.num_in_group
         return [layer for layer in held if (layer - held.start) % section.group_size >= stay]

@@ -28,6 +28,10 @@ Method = Literal["*", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
+def _all_methods() -> list[Method]:
+    return ["*"]
+
+
 class CorsSection(Section):
     """Web pages of other origins (CORS): which may read this server's answers."""
 
@@ -41,7 +45,7 @@ class CorsSection(Section):
     """Request headers that the pages may send; * = any."""
 
     methods: Annotated[list[Method], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: [ANY]
+        default_factory=_all_methods
     )
     """HTTP methods that the pages may use; * = all that routes have."""
 

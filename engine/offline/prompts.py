@@ -44,7 +44,7 @@ def as_batch(prompts: Prompts) -> list[Prompt]:
         return [prompts]
     if len(prompts) > 0 and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:

@@ -18,7 +18,7 @@ Event = Any  # made by the CopyStreams that it is given to
 
 
 class CopyStreams(Protocol):
-    """The stream of a device's steps, and the one that copies weights.
+    """A device's streams: of its steps, and of copies of weights.
 
     device:  to which weights are copied
     """

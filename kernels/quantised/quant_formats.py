@@ -212,7 +212,7 @@ def tensors_of(weight: QuantisedWeight) -> dict[str, Tensor]:
 
 
 def with_tensors(weight: Weight, tensors: Iterator[Tensor]) -> Weight:
-    """Return the weight with the next of `tensors` in the places of its own, in their order."""
+    """Return the weight with the next of `tensors` instead of its own, in their order."""
     replaced = {name: next(tensors) for name in tensors_of(weight)}
     return replace(weight, **replaced)  # type: ignore[arg-type]
 

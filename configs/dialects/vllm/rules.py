@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remora.configs.dialects import offload, revisions
+from remora.configs.dialects import offload
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Rule, Sets
 from remora.configs.dialects.sglang_values import CONFIG_FILE
-from remora.configs.dialects.shared_rules import DTYPE, LOADER, TRUST_CODE
+from remora.configs.dialects.shared_rules import (
+    DTYPE,
+    LOADER,
+    TRUST_CODE,
+    named_at,
+    revision_of,
+)
 from remora.configs.dialects.vllm import (
     drafts,
     engine_values,
@@ -76,13 +82,13 @@ HTTP: Mapping[str, Rule] = {
 }
 
 MODEL: Mapping[str, Rule] = {
-    "--model": revisions.named("model.path", "--revision"),
+    "--model": named_at("model.path", "--revision"),
     "--served-model-name": model_values.NAMES,
     "--runner": model_values.RUNNER,
     "--convert": model_values.CONVERT,
-    "--revision": revisions.revision_of("model.path", "--model"),
-    "--tokenizer": revisions.named("model.tokenizer_path", "--tokenizer-revision"),
-    "--tokenizer-revision": revisions.revision_of("model.tokenizer_path", "--tokenizer", "--model"),
+    "--revision": revision_of("model.path", "--model"),
+    "--tokenizer": named_at("model.tokenizer_path", "--tokenizer-revision"),
+    "--tokenizer-revision": revision_of("model.tokenizer_path", "--tokenizer", "--model"),
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",
         table={"auto": "auto", "hf": "transformers"},

@@ -21,7 +21,7 @@ FILE = f"""{HEAD}      dialect: vllm
       args:
         model: m
         tensor-parallel-size: two
-        cpu-offload-gb: 4
+        enable-dbo: true
         max-num-sqs: 4
       engine:
         page_size: 17
