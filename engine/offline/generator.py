@@ -14,7 +14,7 @@ from remora.configs.schema import ServeConfig
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
-from remora.engine.offline.ranks import NoTeam, ProcessTeam, team_of
+from remora.engine.offline.ranks import ProcessTeam, team_of
 from remora.engine.offline.results import Completion, Generation
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.tokens.outputs import OutputProcessor
@@ -137,7 +137,7 @@ class Generator:
         self._close_team()
 
     def _close_team(self) -> None:
-        if not isinstance(self._team, NoTeam):
+        if isinstance(self._team, ProcessTeam):
             self._team.close()
 
     def _take(
