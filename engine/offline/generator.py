@@ -138,7 +138,7 @@ class Generator:
         self._close_team()
 
     def _close_team(self) -> None:
-        if not isinstance(self._team, NoTeam):
+        if isinstance(self._team, ProcessTeam):
             self._team.close()
 
     def _take(

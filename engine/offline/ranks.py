@@ -120,7 +120,10 @@ class _Rank:
         ours, theirs = socket.socketpair()
         env = dict(os.environ) if device is None else os.environ | {"CUDA_VISIBLE_DEVICES": device}
         with theirs:
-            self._process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), env=env)
+            # A group of its own: Ctrl-C interrupts rank 0, which can then go on with this rank.
+            self._process = subprocess.Popen(
+                COMMAND, stdin=theirs.fileno(), env=env, process_group=0
+            )
         self._connection = Connection(ours.detach())
 
     def load(self, plan: EnginePlan, meeting: Meeting) -> None:

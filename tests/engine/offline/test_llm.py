@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.conftest import TinyCheckpoints
 from tests.tiny_embedders import make_tiny_embedding_gemma
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-OPTIONS = {"dtype": "float32", "kv_tokens": 1024, "num_threads": 1}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_tokens": 1024, "num_threads": 1}
 HELLO = [{"role": "user", "content": "Hello"}]
 BYE = [{"role": "user", "content": "Good bye"}, {"role": "assistant", "content": "One"}]
 
