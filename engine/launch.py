@@ -141,8 +141,7 @@ def build_engine(
         with phases.timed("load weights"):
             model, fill = loading.enter_context(_open_share(plan, layout, adapting, show_progress))
             if plan.device != "cpu" or plan.num_ranks > 1:
-                fill(None)  # on one CPU rank, each layer is loaded when it is packed
-                offload_as_planned(model, plan)
+                _load_whole(model, plan, fill)  # else each layer is loaded when it is packed
             pool = _make_pool(plan, model, adapting)
         fill = phases.timing("load weights", fill)
         if plan.device == "cuda" and plan.num_ranks == 1:
@@ -185,6 +184,11 @@ def build_engine(
         live=live_weights(config, plan, table, runner, packed),
         renewal=Renewal.of(others, layout, facts, machine, runner, engine),
     )
+
+
+def _load_whole(model: DecoderModel | FallbackModel, plan: EnginePlan, fill: Fill) -> None:
+    fill(None)
+    offload_as_planned(model, plan)
 
 
 async def start_engine(
@@ -264,8 +268,7 @@ def build_follower(
     """
     layout = Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
     with _open_share(plan, layout, adapting, show_progress=False) as (model, fill):
-        fill(None)
-    offload_as_planned(model, plan)
+        _load_whole(model, plan, fill)
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = make_table(plan)

@@ -242,12 +242,7 @@ def make_plan(
     layer_bytes = device_layer_bytes(model, dtype, on_device, held)
     offload = plan_offload(config, model, device, layer_bytes)
     weight_bytes = weight_bytes_of(config, model, dtype, device, on_device, held, formats, offload)
-    budget = Budget(
-        weight_bytes=weight_bytes + adapter_bytes + reserved.weight_bytes,
-        available_bytes=machine.available_bytes,
-        total_bytes=memory,
-        device=device,
-    )
+    budget = _budget(weight_bytes + adapter_bytes + reserved.weight_bytes, machine, device)
     plan = EnginePlan(
         **common_fields(config, model_path),
         **{key: getattr(engine, key) for key in _OF_GENERATION},
@@ -274,6 +269,15 @@ def make_plan(
         embedding_size=model.hidden_size if model.implementation == "remora" else None,
     )
     return _with_pools(plan, config, model, budget, reserved.token_bytes)
+
+
+def _budget(weight_bytes: int, machine: MachineFacts, device: str) -> Budget:
+    return Budget(
+        weight_bytes=weight_bytes,
+        available_bytes=machine.available_bytes,
+        total_bytes=machine.total_bytes,
+        device=device,
+    )
 
 
 def _rounding_fields(
