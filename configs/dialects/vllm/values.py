@@ -166,7 +166,7 @@ def _of_fingerprint(value: str, given: Mapping[str, Any]) -> Effect | Harmless:
     match given.get(_MODE, "full"):
         case "custom":
             if not given.get(_TEXT):
-                raise Refusal(f"it needs {_TEXT}")
+                return Harmless(f"it has no effect without {_TEXT}")
             return Effect({_FINGERPRINT: given[_TEXT]})
         case "none":
             return Effect({_FINGERPRINT: "none"})

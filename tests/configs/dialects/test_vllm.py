@@ -187,6 +187,7 @@ def test_options_are_the_same_whether_the_launcher_is_there() -> None:
         }),
         ("--fingerprint-mode custom --fingerprint-value r7", {"api.system_fingerprint": "r7"}),
         ("--fingerprint-value r7", {}),
+        ("--fingerprint-mode custom", {}),
         ("--enable-log-requests --enable-log-outputs --max-log-len 50", {
             "metrics.log_requests": "sampling", "metrics.log_responses": "clipped",
             "metrics.log_clip_chars": 50,
@@ -215,7 +216,6 @@ def test_values_that_depend_on_others(line: str, expected: dict[str, Any]) -> No
     [
         ("--api-key sk-1", "secrets must not be in a configuration"),
         ("/model --revision v2", "only OWNER/NAME has revisions"),
-        ("--fingerprint-mode custom", "needs --fingerprint-value"),
         ("--hf-config-path /none", "/none/config.json cannot be read"),
         ("--hf-token hf_1", "set the variable HF_TOKEN"),
         ("--served-model-name a b", "several names of a model; give a"),
