@@ -16,7 +16,6 @@ from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
 from remora.engine.offline.ranks import ProcessTeam, team_of
 from remora.engine.offline.results import Completion, Generation
-from remora.engine.parallel.rendezvous import NoTeam
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.types import Grammar, Request, SequenceOutput
