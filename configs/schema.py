@@ -2,6 +2,7 @@
 
     model        weights, number formats, tokenizer
     engine       device, KV cache, scheduling, CUDA graphs, KV events
+    offload      weights in host memory
     sampling     defaults of sampling parameters
     pooling      embeddings and scores
     lora         LoRA adapters
@@ -36,6 +37,7 @@ from remora.configs.sections.limits import LimitsSection
 from remora.configs.sections.lora import LoraSection
 from remora.configs.sections.metrics import MetricsSection
 from remora.configs.sections.model import ModelSection
+from remora.configs.sections.offload import OffloadSection
 from remora.configs.sections.parallel import ParallelSection
 from remora.configs.sections.pooling import PoolingSection
 from remora.configs.sections.routing import RoutingSection
@@ -55,6 +57,9 @@ class ServeConfig(Section):
 
     engine: EngineSection = EngineSection()
     """Device, KV cache, scheduling, CUDA graphs."""
+
+    offload: OffloadSection = OffloadSection()
+    """Weights in host memory."""
 
     sampling: SamplingSection = SamplingSection()
     """Defaults of sampling parameters."""
@@ -124,6 +129,7 @@ class ServeConfig(Section):
         for is_excluded, why in (
             (has_adapters, "excludes adapters, which fit one set of weights"),
             (self.engine.compile, "excludes engine.compile"),
+            (self.offload.key is not None, f"excludes {self.offload.key}"),
             (self.debug.tensor_dump_dir is not None, "excludes debug.tensor_dump_dir"),
         ):
             for key in self.live_weights_keys if is_excluded else ():
@@ -153,6 +159,8 @@ class ServeConfig(Section):
         if model.delete_after_load and self.lora.dynamic:
             yield "model", "delete_after_load excludes lora.dynamic"
         yield from self._conflicts_of_live_weights()
+        if engine.compile and self.offload.key is not None:
+            yield "engine", f"compile excludes {self.offload.key}, by which layers wait for copies"
         by_torch = engine.device == "cpu" and engine.cpu_kernels == "torch"
         if dumps and not (by_torch and parallel.num_ranks == 1):
             needed = "engine.device cpu, engine.cpu_kernels torch, and one rank"

@@ -37,6 +37,7 @@ from remora.engine.models.load import open_served_model, open_weights
 from remora.engine.models.locate import locate_model
 from remora.engine.observe.inspection import Inspection, inspect
 from remora.engine.observe.tensor_dump import dump_tensors
+from remora.engine.offload.blocks import check_host_memory, offload_as_planned
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group
@@ -141,6 +142,7 @@ def build_engine(
             model, fill = loading.enter_context(_open_share(plan, layout, adapting, show_progress))
             if plan.device != "cpu" or plan.num_ranks > 1:
                 fill(None)  # on one CPU rank, each layer is loaded when it is packed
+                offload_as_planned(model, plan)
             pool = _make_pool(plan, model, adapting)
         fill = phases.timing("load weights", fill)
         if plan.device == "cuda" and plan.num_ranks == 1:
@@ -263,6 +265,7 @@ def build_follower(
     layout = Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
     with _open_share(plan, layout, adapting, show_progress=False) as (model, fill):
         fill(None)
+    offload_as_planned(model, plan)
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = make_table(plan)
@@ -405,6 +408,7 @@ def _open_share(
 ) -> AbstractContextManager[tuple[DecoderModel | FallbackModel, Fill]]:
     bind_rank(plan.numa_nodes, layout.rank)
     torch.set_num_threads(plan.num_threads)
+    check_host_memory(plan)
     return open_served_model(
         plan.model_path,
         dtype=DTYPES[plan.dtype],
@@ -415,6 +419,7 @@ def _open_share(
         edit=adapting.edit,
         loading=plan.loading,
         held=plan.on_device.held_weights,
+        host_layers=() if plan.offload is None else plan.offload.layers,
     )
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -211,6 +220,21 @@ nothing_kept: PackedStore = _NothingKept()
 MakePool = Callable[
     [LoRASlotConfig, Mapping[str, "UpdatePlace | None"], WeightSource, Renaming], "AdapterPool"
 ]
+
+
+class HoldsWeights(Protocol):
+    """A part of a layer with large weights, whose memory may be replaced.
+
+    weight_device:  where they are loaded
+    """
+
+    weight_device: str
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Return the tensors of the weights, quantised or not."""
+
+    def set_weight_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Replace them by others of the same shapes, in the order of `weight_tensors`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ _FP4_EXPERTS = NoEffect("experts in 4 bits are multiplied in one way; activation
 _MODELOPT = Refused(
     "weights are not calibrated at start-up; export a ModelOpt checkpoint (FP8 or NVFP4) first"
 )
-_OFFLOAD = not_yet("weights in host memory")
 _SPARSE = Refused("not offered: sparse attention")
 _OWN_KERNELS = NoEffect("remora uses its own attention kernels; same outputs")
 _NCCL = Refused("ranks communicate through plain nccl or gloo")
@@ -95,7 +94,6 @@ REFUSALS: Mapping[str, Rule] = {
     "quant.modelopt": _MODELOPT,
     "quant.modelopt_restore_path": _MODELOPT,
     "quant.modelopt_save_path": _MODELOPT,
-    "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,
     "memory.weights_cpu_backup": NoEffect(
         "waking reads the weights from their files again (engine.sleep_mode)"

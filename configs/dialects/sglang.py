@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.dialects import lora_entries, speculation
+from remora.configs.dialects import lora_entries, offload, speculation
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -299,6 +299,7 @@ RULES: Mapping[str, Rule] = {
     "--constrained-json-disable-any-whitespace": Sets(key="grammar.json_compact"),
     "--constrained-json-whitespace-pattern": Sets(key="grammar.json_whitespace_pattern"),
     **speculation.SGLANG,
+    **offload.SGLANG,
     # parallel
     "--tensor-parallel-size": Sets(key="parallel.tp_size"),
     "--pipeline-parallel-size": Sets(key="parallel.pp_size"),

@@ -17,6 +17,7 @@ from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan, make_plan, refit
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.model import ModelSection
+from remora.configs.sections.offload import OffloadSection
 from remora.configs.sections.speculation import SpeculationSection
 
 # Keys of the section `model` about reading files, which apply to a draft model, too.
@@ -84,6 +85,7 @@ def draft_config(config: ServeConfig) -> ServeConfig:
             "engine": engine,
             "parallel": config.parallel.model_copy(update=_ONE_RANK),
             "speculation": SpeculationSection(),
+            "offload": OffloadSection(),
         }
     )
 

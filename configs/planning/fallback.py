@@ -39,6 +39,8 @@ def check_fallback(config: ServeConfig, facts: ModelFacts) -> None:
         ("model.weight_instances", model.weight_instances, weights, "[]"),
         ("model.share_weights", model.share_weights, "whose weights are not read again", "false"),
         ("engine.sleep_mode", engine.sleep_mode, weights, "false"),
+        ("offload.host_memory", config.offload.host_memory, "whose weights stay", "null"),
+        ("offload.group_size", config.offload.group_size, "whose weights stay", "null"),
         (
             "api.prompt_embeddings",
             config.api.prompt_embeddings,

@@ -164,6 +164,8 @@ def _does_not_fit(config: ServeConfig, own: Budget, kv_bytes: int, page_bytes: i
     if replicas > 1 and _num_sharers(config) > 1:
         key = "autoscaling.max_replicas" if config.autoscaling.is_on else "parallel.num_replicas"
         advice.append(f"{key} below {replicas}")
+    if own.device != "cpu" and config.offload.key is None:
+        advice.append("offload.host_memory, which keeps weights of layers in host memory")
     advice.append("fewer other programs on this machine, or a smaller model")
     of_rank = " of a rank" if config.parallel.num_ranks > 1 else ""
     steps = f", step buffers ({human_bytes(own.step_bytes)})" if own.step_bytes else ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.kv_format import kv_gain
+from remora.configs.planning.offload_plan import describe_offload
 from remora.configs.planning.plan import EnginePlan
 
 _FLOAT = 4
@@ -119,6 +120,7 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
         f"device     {plan.device}",
         f"weights    {human_bytes(found.weight_bytes)}{of_rank}",
         *([f"quantised  {plan.stored}"] if plan.stored else []),
+        *([] if plan.offload is None else [f"offload    {describe_offload(plan.offload)}"]),
     ]
     if found.draft_bytes and plan.draft is None:
         text.append(f"drafts     a head, weights {human_bytes(found.draft_bytes)}")

@@ -30,6 +30,7 @@ from remora.configs.planning.kv_format import (
 )
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.configs.planning.lora_slots import LoRASlotConfig
+from remora.configs.planning.offload_plan import OffloadPlan, plan_offload
 from remora.configs.planning.rounding import Rounding, describe_rounding, plan_rounding
 from remora.configs.planning.scheduling_plan import (
     BY_ARRIVAL,
@@ -44,6 +45,7 @@ from remora.configs.planning.shares import (
 from remora.configs.planning.speculation_plan import SpeculationPlan, plan_speculation
 from remora.configs.planning.weight_plan import (
     describe_stored,
+    device_layer_bytes,
     held_as_stored,
     weight_bytes_of,
 )
@@ -77,7 +79,7 @@ class EnginePlan:
     num_threads:             of one rank
     numa_nodes:              NUMA node of each rank; empty = ranks are not bound
     num_pages:               pages of the KV pool, not counting the dump page 0
-    kv_bytes, weight_bytes:  of the rank with the most
+    kv_bytes, weight_bytes:  on the device, of the rank with the most
     max_model_len:           most tokens of one sequence, prompt and output
     max_running_requests:    rows of a batch
     max_step_tokens:         tokens of one step, decode rows and prefill chunks together
@@ -113,6 +115,7 @@ class EnginePlan:
                              are token ids only
     draft:                   of the draft model, with the rows, steps and pages of this plan; None =
                              there is none
+    offload:                 weights in host memory; None = all are on the device
     """
 
     model_path: Path
@@ -163,6 +166,7 @@ class EnginePlan:
     speculation: SpeculationPlan | None = None
     embedding_size: int | None = None
     draft: EnginePlan | None = None
+    offload: OffloadPlan | None = None
 
     @property
     def max_drafts(self) -> int:
@@ -235,7 +239,9 @@ def make_plan(
     )
     held = held_as_stored(config, stored, device, on_device)
     formats = plan_rounding(config.model, model, device)
-    weight_bytes = weight_bytes_of(config, model, dtype, device, on_device, held, formats)
+    layer_bytes = device_layer_bytes(model, dtype, on_device, held)
+    offload = plan_offload(config, model, device, layer_bytes)
+    weight_bytes = weight_bytes_of(config, model, dtype, device, on_device, held, formats, offload)
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes + reserved.weight_bytes,
         available_bytes=machine.available_bytes,
@@ -260,6 +266,7 @@ def make_plan(
         adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
+        offload=offload,
         stored=describe_stored(stored, held, dtype),
         **kv_fields(config, model, dtype, on_device, machine),
         **_rounding_fields(config, model, dtype, formats),

@@ -107,6 +107,7 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
         (config.model.impl == "transformers", "model.impl transformers", "set it to auto"),
         *((True, key, "leave it out") for key in config.live_weights_keys),
         (config.api.prompt_embeddings, "api.prompt_embeddings", "leave it out"),
+        (config.offload.key is not None, str(config.offload.key), "leave it out"),
         (config.debug.tensor_dump_dir is not None, "debug.tensor_dump_dir", "leave it out"),
     ):
         if is_set:

@@ -44,9 +44,7 @@ class StageParameters:
 def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[StageParameters]:
     """Return the most parameters of a rank, for each stage."""
     last_norm = model.hidden_size  # copied to every rank
-    in_layers = _layer_parameters(model)
-    if tp_size > 1:
-        in_layers = [_rank_layer(model, layer, tp_size) for layer in in_layers]
+    in_layers = rank_layers(model, tp_size=tp_size)
     vocabulary = -(-model.vocab_size // tp_size) * model.hidden_size
     return [
         StageParameters(
@@ -57,6 +55,12 @@ def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[S
         )
         for stage in range(pp_size)
     ]
+
+
+def rank_layers(model: ModelFacts, *, tp_size: int) -> list[int]:
+    """Return the most parameters of each layer that a rank holds."""
+    in_layers = _layer_parameters(model)
+    return in_layers if tp_size == 1 else [_rank_layer(model, n, tp_size) for n in in_layers]
 
 
 def _layer_parameters(model: ModelFacts) -> list[int]:

@@ -11,6 +11,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.kv_format import DTYPE_BYTES
+from remora.configs.planning.offload_plan import OffloadPlan
 from remora.configs.planning.rounding import BITS, Rounding, asked_rounding
 from remora.configs.planning.shares import stage_parameters
 from remora.configs.schema import ServeConfig
@@ -57,11 +58,13 @@ def weight_bytes_of(
     on_device: DevicePlan,
     held: Sequence[StoredFormat],
     rounding: Rounding | None = None,
+    offload: OffloadPlan | None = None,
 ) -> int:
     """Return the bytes of the weights of the rank with the most.
 
     held:      weights that are computed as they are stored; the rank has the whole model then
     rounding:  to which the others are rounded on a CPU
+    offload:   weights in host memory, which do not count, except for their buffers
 
     A tied head takes extra memory where kernels pack it (on a CPU, except torch in float32), and
     where embedding and head are on different pipeline stages.
@@ -70,7 +73,7 @@ def weight_bytes_of(
     each = float(DTYPE_BYTES[dtype])
     layer_bytes = head_bytes = each
     if device != "cpu":
-        layer_bytes, head_bytes = _device_layer_bytes(model, on_device, held, each), each
+        layer_bytes, head_bytes = device_layer_bytes(model, dtype, on_device, held), each
         held = ()
     elif rounding is not None:
         numbers, plain = model.linear_weights, 8 * each
@@ -84,22 +87,25 @@ def weight_bytes_of(
     stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     in_layers, in_head = sum(one.layers for one in held), sum(one.head for one in held)
     held_bytes = int(sum((one.layers + one.head) * one.bits / 8 for one in held))
+    saved = (0,) * len(stages) if offload is None else offload.saved_bytes
     return held_bytes + max(
         int(
             stage.table * each
             + (stage.head - in_head) * head_bytes
             + (stage.layers - in_layers) * layer_bytes
         )
-        for stage in stages
+        - saved_bytes
+        for stage, saved_bytes in zip(stages, saved, strict=True)
     )
 
 
-def _device_layer_bytes(
-    model: ModelFacts, on_device: DevicePlan, held: Sequence[StoredFormat], each: float
+def device_layer_bytes(
+    model: ModelFacts, dtype: str, on_device: DevicePlan, held: Sequence[StoredFormat]
 ) -> float:
-    """Return the average bytes of a layer's parameter on a GPU; `each`: of an unquantised one."""
+    """Return the average bytes of a layer's parameter on a GPU."""
     if on_device.held_weights in ("int8", "fp8"):
         return 1 + _SCALE_BYTES / model.hidden_size
+    each = float(DTYPE_BYTES[dtype])
     saved = sum(one.device_layers * (each - one.bits / 8) for one in held)
     return each - saved / (sum(model.layer_parameters) or model.num_parameters)
 

@@ -9,7 +9,7 @@ Legend: T tokens, E experts, H hidden size, I this rank's part of an expert's in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import torch
@@ -26,7 +26,7 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 from remora.kernels.moe import moe, moe_by_expert
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_weights import Biases, StackableWeight
-from remora.kernels.quantised.quant_formats import num_bytes
+from remora.kernels.quantised.quant_formats import num_bytes, tensors_of, with_tensors
 
 SHARED, EXPERTS = "shared_experts.", "experts."
 
@@ -38,6 +38,7 @@ class Experts:
     correction:   [E] float32 or None, added to the scores for the selection only
     quantised:    `gate_up` and `down` quantised, in the place of these; None = not quantised
     biases:       [E, 2 * I] and [E, H], the latter on one rank only; None = no biases
+    weight_device: where the routed experts are loaded; the router is on the layer's device
     shared_gate:  whose sigmoid what the shared experts give is multiplied with
     """
 
@@ -55,7 +56,7 @@ class Experts:
         self._inner = Axis(config.size, layout.share(config.size))
         number, held = config.num_experts, len(self._inner.held)
         experts = Axis.whole(number)
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.weight_device = dtype, device, device
         exact = torch.float32
         self.router = Linear(
             self._outer, {"gate": experts}, bias=config.router_bias, dtype=exact, device=device
@@ -81,13 +82,13 @@ class Experts:
     def gate_up(self) -> Tensor:
         """[E, 2 * I, H], gates first; allocated at its first use."""
         shape = self.config.num_experts, 2 * len(self._inner.held), self._outer.size
-        return allocate_weight(shape, self.dtype, self.device)
+        return allocate_weight(shape, self.dtype, self.weight_device)
 
     @cached_property
     def down(self) -> Tensor:
         """[E, H, I], allocated at its first use."""
         shape = self.config.num_experts, self._outer.size, len(self._inner.held)
-        return allocate_weight(shape, self.dtype, self.device)
+        return allocate_weight(shape, self.dtype, self.weight_device)
 
     def __call__(
         self, hidden: Tensor, adapters: RowGroups = NO_GROUPS, slots: Tensor | None = None
@@ -175,6 +176,21 @@ class Experts:
         gate_up, down = self.gate_up, self.down
         self.gate_up, self.down = gate_up.new_empty(0), down.new_empty(0)
         return gate_up, down
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Return the tensors of the routed experts' weights, quantised or not."""
+        if self.quantised is None:
+            return [self.gate_up, self.down]
+        return [tensor for each in self.quantised for tensor in tensors_of(each).values()]
+
+    def set_weight_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the tensors of the routed experts' weights, in the order of `weight_tensors`."""
+        given = iter(tensors)
+        if self.quantised is None:
+            self.gate_up, self.down = given
+        else:
+            gate_up, down = self.quantised
+            self.quantised = with_tensors(gate_up, given), with_tensors(down, given)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers that adapters may change, with the prefix of their names."""

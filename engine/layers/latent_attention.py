@@ -12,8 +12,8 @@ head, V elements of a head's value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class LatentAttention:
 
     layer:    counted from this rank's first layer
     in_proj:  projects the stream to queries (or their narrow form), the latent and the rotated key
-    unfold:   [N, D + V, C]; maps latents to each head's keys, then values
+    weight_device: where `unfold` is loaded
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class LatentAttention:
         assert latent is not None
         self.layer = layer - layout.layers(config.num_layers).start
         self.config = latent
+        self.dtype, self.weight_device = dtype, device
         self.interleaved = config.layers[layer].rope.interleaved
         self.spec = AttentionSpec(scale=shape.scale)
         self._heads = Axis(shape.num_heads, layout.share(shape.num_heads))
@@ -66,11 +67,15 @@ class LatentAttention:
             self.q_b_proj = linear(narrow, {"q_b_proj": query}, bias=False)
         self.in_proj = linear(outer, {**first, "kv_a_proj_with_mqa": row}, bias=shape.qkv_bias)
         self.latent_norm = RMSNorm(latent.size, eps=NORM_EPS, dtype=dtype, device=device)
-        self.unfold = allocate_weight(
-            (self.num_heads, latent.key_size + latent.value_size, latent.size), dtype, device
-        )
         values, has_bias = self._heads.times(latent.value_size), shape.out_bias
         self.o_proj = linear(values, {"o_proj": outer}, bias=has_bias and layout.tp_rank == 0)
+
+    @cached_property
+    def unfold(self) -> Tensor:
+        """[N, D + V, C], maps latents to each head's keys, then values; allocated at first use."""
+        latent = self.config
+        shape = self.num_heads, latent.key_size + latent.value_size, latent.size
+        return allocate_weight(shape, self.dtype, self.weight_device)
 
     def __call__(
         self,
@@ -100,6 +105,14 @@ class LatentAttention:
         attended = attention.attend(self.layer, heads, norm_rope, batch, self.spec)
         values = torch.bmm(attended.transpose(0, 1), make_values.transpose(1, 2))
         return self.o_proj(values.transpose(0, 1).flatten(1), batch.adapters)
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Return `unfold`."""
+        return [self.unfold]
+
+    def set_weight_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Replace `unfold`."""
+        (self.unfold,) = tensors
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""

@@ -9,7 +9,7 @@ On a GPU the weight may be quantised: then there is no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import torch
@@ -21,7 +21,12 @@ from remora.kernels.linear import linear, pack_weight
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 from remora.kernels.memory import buffer
 from remora.kernels.quantised.linear_quant import linear_quant_parts
-from remora.kernels.quantised.quant_formats import QuantisedWeight, num_bytes
+from remora.kernels.quantised.quant_formats import (
+    QuantisedWeight,
+    num_bytes,
+    tensors_of,
+    with_tensors,
+)
 
 
 def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
@@ -38,6 +43,7 @@ class Linear:
     """y = x W^T + b.
 
     owns_weight:  whether the weight's memory is used by this layer only
+    weight_device: where the weight is loaded; bias and adapters are on the layer's device
     quantised: of consecutive outputs, in the place of `weight`; () = it is not quantised
     bias:      [held outputs] or None
     adapters:  low-rank updates of the weight, for rows with an adapter; None = no slots
@@ -61,7 +67,7 @@ class Linear:
         """Prepare to allocate the weight, or share the memory of `borrowed`."""
         self.inputs = inputs
         self.parts = dict(parts)
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.weight_device = dtype, device, device
         self.out_features = sum(len(part.held) for part in self.parts.values())
         self.owns_weight = borrowed is None
         if borrowed is not None:
@@ -71,7 +77,8 @@ class Linear:
     @cached_property
     def weight(self) -> Tensor:
         """[held outputs, held inputs], allocated at its first use: `quantised` needs none."""
-        return allocate_weight((self.out_features, len(self.inputs.held)), self.dtype, self.device)
+        shape = (self.out_features, len(self.inputs.held))
+        return allocate_weight(shape, self.dtype, self.weight_device)
 
     def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_tokens, held inputs] to [num_tokens, held outputs], with rows' adapters."""
@@ -109,6 +116,20 @@ class Linear:
     def num_bytes(self) -> int:
         """The bytes of a quantised weight."""
         return sum(map(num_bytes, self.quantised))
+
+    def weight_tensors(self) -> list[Tensor]:
+        """Return the tensors of the weight, quantised or not."""
+        if not self.quantised:
+            return [self.weight]
+        return [tensor for each in self.quantised for tensor in tensors_of(each).values()]
+
+    def set_weight_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the tensors of the weight, in the order of `weight_tensors`."""
+        given = iter(tensors)
+        if self.quantised:
+            self.quantised = tuple(with_tensors(each, given) for each in self.quantised)
+        else:
+            self.weight = next(given)
 
     def pack(self) -> None:
         """Convert the loaded weight to this machine's fastest layout.

@@ -7,7 +7,7 @@ Llama's; `engine/weights/rename_tensors.py` translates other checkpoints'.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,13 @@ from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
-from remora.engine.protocols import AttentionBackend, Fill, UpdatePlace, nothing_left
+from remora.engine.protocols import (
+    AttentionBackend,
+    Fill,
+    HoldsWeights,
+    UpdatePlace,
+    nothing_left,
+)
 from remora.engine.runner.batch import ForwardBatch
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
@@ -116,6 +122,14 @@ class DecoderBlock:
         for linear in self.attention.linears():
             yield f"{prefix}self_attn.", linear
         yield from self.mlp.linears(f"{prefix}mlp.")
+
+    def weight_holders(self) -> Iterator[HoldsWeights]:
+        """Yield the parts with large weights: all but norms, routers and biases."""
+        for _, linear in self.linears(""):
+            yield linear
+        for part in (self.attention, self.mlp):
+            if isinstance(part, LatentAttention | Experts):
+                yield part
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the shard of it that this rank holds."""
@@ -342,6 +356,15 @@ class DecoderModel:
             if isinstance(block.mlp, Experts):
                 block.mlp.make_invariant()
         self.head.linear.product = linear_invariant
+
+    def load_on_host(self, layers: Collection[int]) -> None:
+        """Let the large weights of these layers be loaded into host memory; call it before that.
+
+        layers:  counted in the whole model; those of other ranks are passed over
+        """
+        for layer, block in zip(self.layers, self.blocks, strict=True):
+            for holder in block.weight_holders() if layer in layers else ():
+                holder.weight_device = "cpu"
 
     @torch.inference_mode()
     def pack(self, fill: Fill = nothing_left) -> None:

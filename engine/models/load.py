@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict, Unpack
@@ -49,6 +49,7 @@ class LoadOptions(TypedDict):
                   needs no weights
     layout:       of the rank; the whole model by default
     edit:         changes the weights while they are read
+    host_layers:  layers whose large weights are loaded into host memory, to be offloaded
     held:         how linear layers hold weights that kernels multiply quantised; an edit
                   changes dequantised ones
     """
@@ -61,6 +62,7 @@ class LoadOptions(TypedDict):
     edit: NotRequired[WeightEdit | None]
     loading: NotRequired[Loading]
     held: NotRequired[HeldWeights]
+    host_layers: NotRequired[Collection[int]]
 
 
 def load_model(path: Path, **options: Unpack[LoadOptions]) -> DecoderModel:
@@ -89,6 +91,7 @@ def open_model(path: Path, **options: Unpack[LoadOptions]) -> Iterator[tuple[Dec
     _check_hashes(path, load_format, loading)
     config = read_config(path, loading.config_overrides)
     model = DecoderModel(config, dtype=dtype, device=device, layout=options.get("layout", WHOLE))
+    model.load_on_host(options.get("host_layers", ()))
     # An edit adds to the weights, and only the sum must be rounded.
     read_as = dtype if edit is None else torch.float32
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)

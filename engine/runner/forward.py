@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.planning.offload_plan import describe_offload
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.planning.rounding import Rounding
 from remora.engine.attention.libraries import describe
@@ -249,6 +250,7 @@ def _on_device(
             f"{describe(plan.on_device.attention_backend)} on {plan.device}, "
             f"decode steps {steps}, steps with prompts {prompts}"
             + (f"; weights of layers: {weights}" if weights else "")
+            + (f"; {describe_offload(plan.offload)}" if plan.offload else "")
         ),
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

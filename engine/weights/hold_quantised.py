@@ -99,14 +99,14 @@ def _read(
             return ()
         found[name] = converted
     in_order = [found[name] for name in parts]
-    return tuple(moved(weight, linear.device) for weight in joined(in_order))
+    return tuple(moved(weight, linear.weight_device) for weight in joined(in_order))
 
 
 def _read_experts(
     experts: Experts, weights: Sequence[Mapping[str, tuple[Axis, Axis]]], source: QuantisedSource
 ) -> tuple[StackableWeight, StackableWeight] | None:
     """Return a layer's shards of its experts; None = no format holds all of them."""
-    number, device = len(weights), experts.device
+    number, device = len(weights), torch.device(experts.device)
     inner, hidden = (len(axis.held) for axis in next(iter(weights[0].values())))
     places = {
         name: (expert, part, axes[name])
@@ -118,11 +118,11 @@ def _read_experts(
         expert, place, axes_of = places[name]
         is_down = place == DOWN
         held = to_stackable(_shard(kind, *axes_of))
-        if held is None or not multiplies(held, torch.device(device), inner):
+        if held is None or not multiplies(held, device, inner):
             return None
         if is_down not in stacks:
             outputs = hidden if is_down else 2 * inner
-            stacks[is_down] = allocate_stack(held, number, outputs, device)
+            stacks[is_down] = allocate_stack(held, number, outputs, experts.weight_device)
         if not are_alike(stacks[is_down], held):
             return None
         write_rows(stacks[is_down], expert, inner if place == UP else 0, held)

@@ -5,7 +5,9 @@ Legend: E experts, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -166,6 +168,7 @@ class Fp4GroupWeight:
 
 GroupWeight = Int4Weight | Int8GroupWeight | Fp4GroupWeight
 QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | GroupWeight
+Weight = TypeVar("Weight", bound=QuantisedWeight)
 
 
 def in_runs(codes: Tensor, half: int) -> Tensor:
@@ -206,6 +209,12 @@ def tensors_of(weight: QuantisedWeight) -> dict[str, Tensor]:
     """Return a weight's tensors by their names."""
     named = {each.name: getattr(weight, each.name) for each in fields(weight)}
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def with_tensors(weight: Weight, tensors: Iterator[Tensor]) -> Weight:
+    """Return the weight with the next of `tensors` in the places of its own, in their order."""
+    replaced = {name: next(tensors) for name in tensors_of(weight)}
+    return replace(weight, **replaced)  # type: ignore[arg-type]
 
 
 def moved(weight: QuantisedWeight, device: str) -> QuantisedWeight:

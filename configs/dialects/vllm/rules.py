@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remora.configs.dialects import offload
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Rule, Sets
 from remora.configs.dialects.sglang_values import CONFIG_FILE
@@ -138,6 +139,7 @@ ENGINE: Mapping[str, Rule] = {
     "--structured-outputs-config": json_options.GRAMMAR,
     "--kv-events-config": json_options.EVENTS,
     **drafts.RULES,
+    **offload.VLLM,
     "--tensor-parallel-size": Sets(key="parallel.tp_size"),
     "--pipeline-parallel-size": Sets(key="parallel.pp_size"),
     "--data-parallel-size": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica"),

@@ -42,6 +42,7 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("rtp_llm", "--multi-task-prompt-str"): {"greet": "You greet."},
     ("sglang", "--nccl-port"): 29500,
     ("sglang", "--numa-node"): [1],
+    ("sglang", "--offload-group-size"): 4,
     ("backend", "warmups.sample_input_data"): ["a prompt"],
     ("backend", "loras"): [{"id": "a", "path": "/adapters/a"}],
     ("backend", "optimisations.attention_caching.type"): "radix",
@@ -191,6 +192,11 @@ _VLLM: dict[str, dict[str, Any]] = {
     "--cpu-distributed-timeout-seconds": {"--tensor-parallel-size": 2},
 }
 COMPANIONS |= {("vllm", name): given for name, given in _VLLM.items()}
+COMPANIONS |= {
+    (system, name): {"--offload-group-size": 8}
+    for system in ("sglang", "vllm")
+    for name in ("--offload-num-in-group", "--offload-prefetch-step")
+}
 COMPANIONS[("ray_serve_llm", "placement_group_config.strategy")] = {
     "engine_kwargs.tensor_parallel_size": 2
 }

@@ -27,6 +27,11 @@ FORMATS = "model.checkpoint_formats"
 NODES = {"--nnodes": 2, "--tp": 4, "--moe-dense-tp-size": 4, "--dist-init-addr": "a:1"}
 SCALES = {"--quantization-param-path": "s.json"}
 CHUNK = {"--chunked_prefill_size": 4096}
+GROUPS = {
+    "--offload-group-size": 4,
+    "--offload-num-in-group": 2,
+    "--offload-prefetch-step": 3,
+}
 BACKEND = "engine.attention_backend"
 FLASHINFER = ("--enable_flashinfer_prefill", "--enable_flashinfer_decode")
 
@@ -73,6 +78,15 @@ def loader(**said: Any) -> dict[str, Any]:
             "int8",
         ),
         ("lightllm", {"--mode": ["triton_flashdecoding"]}, "engine.kv_dtype", None),
+        ("sglang", {"--cpu-offload-gb": 2}, "offload.host_memory", 2 * 2**30),
+        ("sglang", {"--cpu-offload-gb": 0}, "offload.host_memory", None),
+        ("vllm", {"--cpu-offload-gb": 0.5}, "offload.host_memory", 2**29),
+        ("sglang", {"--offload-group-size": -1}, "offload.group_size", None),
+        ("sglang", GROUPS, "offload.group_size", 4),
+        ("vllm", GROUPS, "offload.num_in_group", 2),
+        ("sglang", {"--offload-num-in-group": 2}, "offload.num_in_group", None),
+        ("vllm", GROUPS, "offload.prefetch_layers", 3),
+        ("vllm", {"--offload-prefetch-step": 3}, "offload.prefetch_layers", None),
         ("lightllm", CHUNK, "engine.prefill_chunk_tokens", 4096),
         (
             "lightllm",
@@ -104,6 +118,21 @@ def test_values_that_depend_on_others(
     ],
 )
 def test_one_attention_backend_serves_both_phases(
+    system: System, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        of(system, given)
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "message"),
+    [
+        ("sglang", GROUPS | {"--cpu-offload-gb": 1}, "--offload-group-size is set too"),
+        ("sglang", {"--offload-mode": "sharded_gpu"}, "supported: cpu"),
+        ("vllm", {"--offload-params": ["experts"]}, "those of a layer are there together"),
+    ],
+)
+def test_offloading_in_other_ways_is_refused_by_name(
     system: System, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -27,6 +27,7 @@ from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.captures import Captures
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.offload.blocks import offload_as_planned
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.device import capture
 from remora.engine.runner.device import make_attention as device_attention
@@ -170,6 +171,7 @@ def run(
     plan = replace(plan, on_device=how or all_sizes(plan.max_running_requests))
     torch.set_num_threads(1)
     model = load_f32(path, device=str(device), held=held)
+    offload_as_planned(model, plan)
     pool = adapt(model)
     if head is not None and head.captures:
         model.captures = Captures(

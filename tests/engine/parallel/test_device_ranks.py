@@ -27,6 +27,7 @@ from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.graphs.device_stream import stream_of
 from remora.engine.kv.pages import pages_needed
 from remora.engine.launch import make_table
+from remora.engine.offload.blocks import offload_as_planned
 from remora.engine.parallel.channel import Address, Channel, Listener
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import ChannelFollowers
@@ -55,6 +56,7 @@ from tests.engine.graphs.device_runs import (
 )
 from tests.engine.graphs.device_runs import run as run_alone
 from tests.engine.loaded import load_f32
+from tests.engine.offload.plans import offloaded
 from tests.engine.parallel.ranks import connected
 from tests.engine.spec.proposers import Guess, replaying
 from tests.engine.weights.formats.checkpoints import quantise
@@ -76,6 +78,7 @@ def make_requests(lengths: Sequence[int], **changes: Any) -> Requests:
 def make_forward(path: Path, plan: EnginePlan, group: Group) -> tuple[DeviceForward, Rerun]:
     """Make a rank's forward pass, and capture its decode steps."""
     model = load_f32(path, layout=group.layout, held=plan.on_device.held_weights)
+    offload_as_planned(model, plan)
     attention = TorchAttention(
         num_layers=len(model.layers),
         num_pages=plan.num_pages,
@@ -225,6 +228,21 @@ def test_ranks_generate_the_tokens_of_one(
     assert got.token_ids() == expected.token_ids()
     assert graph_runners[0].num_replayed > 0
     assert len({runner.num_replayed for runner in graph_runners}) == 1
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2)])
+def test_ranks_fetch_weights_from_host_memory(
+    tp_size: int, pp_size: int, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    """Each rank its own part of them, in every micro-batch."""
+    path = tiny_checkpoints("llama", num_hidden_layers=4, num_attention_heads=4)
+    requests = make_requests([1, 9, 30])
+    ranks: dict[str, Any] = {"tp_size": tp_size, "pp_size": pp_size, "micro_batches": pp_size}
+
+    got, _ = run_ranks(path, requests, offload=offloaded(0, 1, 2, 3), **ranks)
+
+    expected = run_alone(path, requests, forward="eager", **OPTIONS)
+    assert got.token_ids() == expected.token_ids()
 
 
 @pytest.mark.parametrize("source", ["text", "model"])
