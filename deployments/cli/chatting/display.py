@@ -1,7 +1,7 @@
 """Show a reply while it arrives: plain text, or Markdown on a terminal, block by block.
 
 A block of Markdown is what blank lines separate, or a whole fenced block of code. A block that is
-complete is printed for good; the last one, which still arrives, is shown below as plain text.
+complete is printed for good; an incomplete block is shown below as plain text.
 """
 
 from __future__ import annotations
