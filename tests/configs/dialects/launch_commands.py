@@ -280,7 +280,7 @@ FILES = (
         "direct_streaming_config.yaml",
         "MODEL",
         _TOOLS,
-        stops="recurrent",
+        stops="The architecture Qwen3_5ForConditionalGeneration",
     ),
     Launch(
         f"{_KUBERAY}/0ca871806c4fe4f495e20ec7493d3f0e4e2fd4b7/ray-operator/config/samples/"

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 # What the machine of the tests lacks: GPUs and memory. One rank and one replica in this process.
 CPU: dict[str, dict[str, Any]] = {
     "engine": {"kv_tokens": 140_000, "num_threads": 1},
-    "parallel": {"tp_size": 1, "pp_size": 1, "num_replicas": 1},
+    "parallel": {"tp_size": 1, "pp_size": 1},
 }
 ACCEPTED = [
     launch
