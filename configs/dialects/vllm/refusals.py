@@ -83,8 +83,10 @@ HTTP: Mapping[str, Rule] = {
     "--root-path": Refused("give the application a route_prefix in the Serve config file"),
     "--middleware": _OWN_CODE,
     "--enable-request-id-headers": NoEffect("responses always have x-request-id"),
-    "--disable-fastapi-docs": Refused("/docs is always served, behind api.api_key if it is set"),
-    "--enable-offline-docs": Refused("not offered: /docs without files from elsewhere"),
+    "--disable-fastapi-docs": Refused(
+        "/docs is always served; /openapi.json is behind api.api_key if it is set"
+    ),
+    "--enable-offline-docs": NoEffect("/docs needs no files from elsewhere"),
     "--enable-flash-late-interaction": NoEffect("late interaction is not scored"),
     "--io-processor-plugin": _OWN_CODE,
     "--return-sampling-mask": Refused("not offered: the tokens that sampling left"),
