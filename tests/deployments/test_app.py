@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import pytest
 import ray
 from ray.serve import Application

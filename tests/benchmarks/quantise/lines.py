@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,23 +88,10 @@ def lines(folder: Path) -> list[Line]:
             against_llama(f"gguf {name}, 32 streams", file, batch, wanted=2.0),
         ]
     for name, model in (("0.6 B", MODEL), ("1.5 B", TWICE)):
+        quantised = partial(folder_of, folder, name, INT4, model)
         found += [
-            Line(
-                name=f"int4 {name} : bfloat16",
-                ours=lambda name=name, model=model: decode(folder_of(folder, name, INT4, model)),
-                other=lambda name=name, model=model: decode(
-                    folder_of(folder, name, BFLOAT16, model)
-                ),
-                wanted=1.8,
-            ),
-            Line(
-                name=f"int4 {name} : read bound",
-                ours=lambda name=name, model=model: share_of_bound(
-                    folder_of(folder, name, INT4, model)
-                ),
-                other=lambda: 1.0,
-                wanted=0.85,
-            ),
+            against_bfloat16(name, quantised, partial(folder_of, folder, name, BFLOAT16, model)),
+            against_bound(name, quantised),
         ]
     found.append(
         Line(
@@ -114,6 +102,26 @@ def lines(folder: Path) -> list[Line]:
         )
     )
     return found
+
+
+def against_bfloat16(name: str, int4: Callable[[], Path], plain: Callable[[], Path]) -> Line:
+    """Return a line: one stream of the same shape in integers of 4 bits and in bfloat16."""
+    return Line(
+        name=f"int4 {name} : bfloat16",
+        ours=lambda: decode(int4()),
+        other=lambda: decode(plain()),
+        wanted=1.8,
+    )
+
+
+def against_bound(name: str, int4: Callable[[], Path]) -> Line:
+    """Return a line: the share of the read bound that one stream reaches."""
+    return Line(
+        name=f"int4 {name} : read bound",
+        ours=lambda: offline(int4(), "decode")["bound_share"],
+        other=lambda: 1.0,
+        wanted=0.85,
+    )
 
 
 def against_llama(
@@ -144,11 +152,6 @@ def offline(model: Path | str, workload: str, *more: object) -> dict[str, float]
 def decode(model: Path | str, *more: object) -> float:
     """Return tokens per second of one stream."""
     return offline(model, "decode", *more)["decode_tok_s"]
-
-
-def share_of_bound(model: Path | str) -> float:
-    """Return the share of the read bound that one stream reaches."""
-    return offline(model, "decode")["bound_share"]
 
 
 def long_context(kv_dtype: str) -> tuple[object, ...]:

@@ -119,7 +119,7 @@ def test_ctrl_c_closes_the_stream_and_keeps_what_arrived(
             closed.append(True)
 
     original = ServerClient.stream_chat
-    answers = iter([interrupted, original])
+    answers: Iterator[Any] = iter([interrupted, original])
     monkeypatch.setattr(
         ServerClient, "stream_chat", lambda self, *a, **k: next(answers)(self, *a, **k)
     )

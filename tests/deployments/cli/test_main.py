@@ -72,8 +72,8 @@ def test_the_help_imports_no_command_and_no_command_a_heavy_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours, heavy = done.stdout.splitlines()
 
-    names = ("configs", "configs.errors", "configs.version")
-    names += ("deployments", "deployments.cli", "deployments.cli.main", "deployments.cli.terminal")
+    names = ["configs", "configs.errors", "configs.version"]
+    names += ["deployments", "deployments.cli", "deployments.cli.main", "deployments.cli.terminal"]
     assert ours == str([f"remora.{name}" for name in names])
     assert heavy == "set()"
 

@@ -87,9 +87,12 @@ def test_without_a_target_the_built_in_model_is_served(
     monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     served = []
-    monkeypatch.setattr(
-        serve_module, "serve_locally", lambda raw, *_, **_options: served.append(raw) or 0
-    )
+
+    def serve_locally(raw: dict[str, Any], *_: object, **_options: object) -> int:
+        served.append(raw)
+        return 0
+
+    monkeypatch.setattr(serve_module, "serve_locally", serve_locally)
     monkeypatch.setattr(serve_module, "check_files", lambda *_: None)
 
     result = CliRunner().invoke(app, ["serve", "--local", *options])

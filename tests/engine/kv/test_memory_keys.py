@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from remora.configs.errors import ConfigError
@@ -93,7 +95,7 @@ def test_the_cache_takes_a_share_of_what_weights_leave() -> None:
 
 
 def test_by_default_a_cpu_holds_usual_sequences_within_a_quarter_of_free_memory() -> None:
-    def default(**keys: int) -> int:
+    def default(**keys: Any) -> int:
         return plan_for(without=UNSIZED, **keys).kv_tokens
 
     usual = default(max_running_requests=8, max_position=2**17)

@@ -15,6 +15,7 @@ import pytest
 from remora import LLM, RemoraError, SamplingParams
 from remora.configs.errors import ConfigError, EngineError, InvalidRequest
 from remora.engine.offline import ranks
+from remora.engine.offline.prompts import Prompt
 from tests.conftest import TinyCheckpoints
 from tests.tiny_embedders import make_tiny_embedding_gemma
 
@@ -42,7 +43,7 @@ def llm(tiny_checkpoints: TinyCheckpoints) -> Iterator[LLM]:
 
 def test_results_have_the_fields_of_vllm(llm: LLM) -> None:
     params = SamplingParams(max_tokens=3, temperature=1.0, seed=1, n=2, logprobs=1, ignore_eos=True)
-    prompts = ["Hello", {"prompt": "One, two"}, {"prompt_token_ids": [5, 6, 7]}]
+    prompts: list[Prompt] = ["Hello", {"prompt": "One, two"}, {"prompt_token_ids": [5, 6, 7]}]
 
     found = llm.generate(prompts, sampling_params=params, use_tqdm=False)
 
@@ -96,7 +97,8 @@ def test_wrong_calls_are_refused_before_anything_runs(llm: LLM) -> None:
 def test_an_embedding_model_embeds_what_a_tokenizer_would_give(tmp_path: Path) -> None:
     make_tiny_embedding_gemma(tmp_path)
     with LLM(str(tmp_path), num_threads=1, dtype="float32", show_progress=False) as llm:
-        text, again = llm.embed(["Paris", {"prompt": "Rome, Italy"}])
+        prompts: list[Prompt] = ["Paris", {"prompt": "Rome, Italy"}]
+        text, again = llm.embed(prompts)
         (by_ids,) = llm.embed({"prompt_token_ids": text.prompt_token_ids})
         with pytest.raises(InvalidRequest, match="use embed"):
             llm.generate("Paris")
