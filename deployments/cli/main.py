@@ -21,7 +21,10 @@ class _Remora(LazyCommands):
     """All commands; the summaries are those of their functions."""
 
     commands_at: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "serve": (f"{_CLI}.serve:serve", "Serve models over HTTP until Ctrl-C."),
+        "serve": (
+            f"{_CLI}.serve:serve",
+            "Serve models over HTTP until Ctrl-C. Without a target: the built-in model.",
+        ),
         "chat": (f"{_CLI}.chat:chat", "Chat with a running server in the terminal."),
         "generate": (f"{_CLI}.generate:generate", "Complete PROMPT and print the text."),
         "plan": (

@@ -226,7 +226,11 @@ TOKEN_LOAD = Answer("TokenLoad", {"current_load": float, "logical_max_load": flo
 
 CLASSES = Answer(
     "Classes",
-    {"id": str, "object": "list", "model": str, "data": [dict], "usage": USAGE},
+    (
+        {"id": str, "object": "list", "model": str, "data": [dict], "usage": USAGE},
+        {"embedding": [float], "meta_info": dict},  # of SGLang's bodies
+        [dict],
+    ),
 )
 POOLED = Answer(
     "Pooled", {"id": str, "object": "list", "model": str, "data": [dict], "usage": USAGE}

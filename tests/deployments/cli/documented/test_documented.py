@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from remora.deployments.cli import serve as serve_module
 from remora.deployments.cli.main import app
+from remora.deployments.cli.terminal import LazyCommands
 from remora.deployments.serve_environment import ENVIRONMENT
 from tests.configs.dialects.launch_commands import FILES
 from tests.conftest import TinyCheckpoints
@@ -90,10 +92,15 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         addresses.append(address)
         return 0
 
+    def served(raw: dict[str, Any], *_: object, **_options: object) -> int:
+        addresses.append(f"{raw['http_options']['host']}:{raw['http_options']['port']}")
+        return 0
+
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(serve_module, "serve_locally", served)
     monkeypatch.setattr(serve_module, "run_supervised", supervised)
-    monkeypatch.setattr(serve_module, "check_port", lambda host, port: None)
+    monkeypatch.setattr(serve_module, "bound", lambda host, port: socket.socket())
     monkeypatch.setattr(serve_module, "remove_remains", list)
     return addresses
 
@@ -175,7 +182,12 @@ def test_options_exist(command: Command) -> None:
     rest = [w for w in command.words[1:] if not w.startswith("[") and not w.endswith("]")]
     found: Any = get_command(app)
     while rest and hasattr(found, "list_commands"):
-        found = found.get_command(typer.Context(found), word := rest.pop(0))
+        word = rest.pop(0)
+        if word.startswith("-"):  # of all commands; some act as soon as they are parsed
+            assert word in {option for each in found.params for option in each.opts}
+            return
+        is_lazy = isinstance(found, LazyCommands) and word in found.commands_at
+        found = found.load(word) if is_lazy else found.get_command(typer.Context(found), word)
         assert found is not None, f"{command.place}: no command {word}"
     try:
         if rest:
