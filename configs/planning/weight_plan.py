@@ -107,7 +107,8 @@ def device_layer_bytes(
         return 1 + _SCALE_BYTES / model.hidden_size
     each = float(DTYPE_BYTES[dtype])
     saved = sum(one.device_layers * (each - one.bits / 8) for one in held)
-    return each - saved / (sum(model.layer_parameters) or model.num_parameters)
+    number = sum(model.layer_parameters) or model.num_parameters
+    return each - saved / max(1, number)  # 0 = not known, where no weights are read
 
 
 def _check_rounded_once(config: ServeConfig, held: Sequence[StoredFormat]) -> None:

@@ -27,7 +27,7 @@ from remora.configs.value_sources import over_sections
 logger = logging.getLogger(__name__)
 
 KEYS: Mapping[str, type[BaseModel]] = {"model": ModelSection, "engine": EngineSection}
-SECTIONS = ("speculation", "parallel", "grammar", "pooling", "debug")
+SECTIONS = ("speculation", "parallel", "grammar", "pooling", "debug", "offload")
 ALL_SECTIONS = frozenset({*KEYS, *SECTIONS})
 # Sections that LLM has not; settings of further ones change nothing in a script.
 _REFUSED = {

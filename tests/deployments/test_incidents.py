@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from remora.configs.errors import EngineError
+from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.http.app import BODIES, GENERATION
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
@@ -58,6 +59,7 @@ SWITCHES = {"trust_remote_code", "allow_pickle", "shell"}
 # checkpoints, which loads only tensors.
 ASKED_FOR = {
     ("engine/tokens/fast_tokenizer.py", "trust_remote_code"),
+    ("engine/tokens/hub_tokenizer.py", "trust_remote_code"),
     ("engine/weights/pickled.py", "torch.load"),
 }
 
@@ -331,15 +333,13 @@ app(["serve", sys.argv[1], "--port", sys.argv[2], "--proxy", "python"])
 """
 
 
-def test_ray_requires_a_token_and_its_dashboard_is_local(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
+def test_ray_requires_a_token_and_its_dashboard_is_local() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     environment = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE"}
 
     done = subprocess.run(
-        [sys.executable, "-c", STARTED, str(model), port],
+        [sys.executable, "-c", STARTED, BUILTIN_MODEL, port],
         env=environment,
         capture_output=True,
         text=True,

@@ -191,7 +191,7 @@ def test_the_running_requests_of_an_unknown_machine_are_a_range(
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ({"path": "a/b/"}, "b"),
+        ({"path": "./a/b/"}, "b"),
         ({"path": "b.gguf"}, "b"),
         ({"path": "."}, "tiny"),
         ({"served_name": "mine"}, "mine"),
