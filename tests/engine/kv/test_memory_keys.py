@@ -96,7 +96,7 @@ def test_the_cache_takes_a_share_of_what_weights_leave() -> None:
 
 def test_by_default_a_cpu_holds_usual_sequences_within_a_quarter_of_free_memory() -> None:
     def default(**keys: Any) -> int:
-        return plan_for(without=UNSIZED, **keys).kv_tokens
+        return plan_for(without=UNSIZED, max_step_tokens=2**14, **keys).kv_tokens
 
     usual = default(max_running_requests=8, max_position=2**17)
     quarter = default(max_running_requests=2**14, max_step_tokens=2**14, max_position=2**17)
