@@ -99,7 +99,7 @@ def test_by_default_a_cpu_holds_usual_sequences_within_a_quarter_of_free_memory(
         return plan_for(without=UNSIZED, max_step_tokens=2**14, **keys).kv_tokens
 
     usual = default(max_running_requests=8, max_position=2**17)
-    quarter = default(max_running_requests=2**14, max_step_tokens=2**14, max_position=2**17)
+    quarter = default(max_running_requests=2**14, max_position=2**17)
 
     assert default(max_running_requests=64, max_position=4096) == 64 * 2048
     assert default(max_running_requests=8, max_position=1024) == 8 * 1024
