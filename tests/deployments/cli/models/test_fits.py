@@ -10,7 +10,7 @@ from remora.deployments.cli.models.fits import facts_of
 from remora.deployments.cli.models.open_models import OpenModel, open_models
 
 
-@pytest.mark.parametrize("model", open_models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [*open_models()], ids=lambda model: model.name)
 def test_the_shape_of_a_model_has_its_published_parameters(model: OpenModel) -> None:
     assert facts_of(model).num_parameters == model.parameters
 

@@ -18,6 +18,7 @@ from tests.programs import find, library_path
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # WebDriver's name of a reference
 WAIT_S = 60.0
+STARTS = 3
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Shift": "\ue008", "Alt": "\ue00a", "Tab": "\ue004"}
 KEYS |= {"Up": "\ue013", "Right": "\ue014", "Control": "\ue009"}
 RECORD_VIOLATIONS = """
@@ -129,11 +130,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as http:
             until_ready(http)
-            chrome = {"binary": str(chromium), "args": [*OPTIONS, f"--user-data-dir={profile}"]}
-            wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
-            answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()
-            session = answer["value"].get("sessionId")
-            assert session, answer
+            session = started(http, str(chromium), profile)
             http.base_url = http.base_url.join(f"session/{session}/")
             try:
                 yield Browser(http)
@@ -142,6 +139,18 @@ def browser(profile: Path) -> Iterator[Browser]:
     finally:
         driver.terminate()
         driver.wait()
+
+
+def started(http: httpx.Client, chromium: str, profile: Path) -> str:
+    """Start Chromium; return its session. On a busy machine its first start may fail."""
+    for attempt in range(STARTS):
+        arguments = [*OPTIONS, f"--user-data-dir={profile / str(attempt)}"]
+        chrome = {"binary": chromium, "args": arguments}
+        wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
+        answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()
+        if session := answer["value"].get("sessionId"):
+            return str(session)
+    raise AssertionError(answer)
 
 
 def until_ready(http: httpx.Client) -> None:
