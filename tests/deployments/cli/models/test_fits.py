@@ -39,12 +39,14 @@ def test_a_model_is_listed_in_the_formats_that_fit() -> None:
     small = by_name["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert small[-1] == "remora serve HuggingFaceTB/SmolLM2-135M-Instruct"
     assert "-" not in small
-    large = by_name["Qwen/Qwen3-8B"]
+    large = by_name["mistralai/Mistral-7B-Instruct-v0.3"]
     assert large[2] == "-"
     assert large[3].endswith(" GiB")
-    assert large[-1] == "remora serve Qwen/Qwen3-8B --set model.quantization=int8"
+    assert large[-1] == (
+        "remora serve mistralai/Mistral-7B-Instruct-v0.3 --set model.quantization=int8"
+    )
     assert "Llama-3.3-70B" in too_large
-    assert next(iter(by_name)) == "Qwen/Qwen3-14B"  # the largest first, in int4
+    assert next(iter(by_name)) == "Qwen/Qwen3-8B"  # the largest first, in int4
 
 
 def test_a_size_that_cannot_be_read_is_refused() -> None:
