@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from remora.configs.errors import ConfigError
 from remora.configs.serve_file import our_application
-from remora.deployments import llm_server
+from remora.deployments import serve_context
 from remora.deployments.cli.serve import serve_config
 from remora.deployments.llm_server import LLMServer
 from remora.engine.weights import resolve_model as resolver
@@ -54,7 +54,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(resolver, "_resolved", {})
-    monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
+    monkeypatch.setattr(serve_context, "log_through_serve", lambda: None)
 
 
 @asynccontextmanager
