@@ -167,7 +167,7 @@ def test_the_installed_command_serves_from_an_empty_folder(
         assert process.poll() is None, printed.read_text()
         body = {"prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-        page = httpx.get(f"{url}/", timeout=30)
+        page = httpx.get(f"{url}/", headers={"accept": "text/html"}, timeout=30)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(90)

@@ -88,7 +88,7 @@ def test_a_command_with_an_adapter_is_served(tmp_path: Path) -> None:
 def test_a_command_with_ranks_is_served(tmp_path: Path) -> None:
     """Two ranks instead of eight: the stand-in has two K/V heads."""
     put(CODER.model, MODELS[CODER.model], tmp_path)
-    settings = options("parallel.tp_size=2")
+    settings = options("parallel.tp_size=2", "model.context_length=4096")
     tokens = tokens_of(CODER, tmp_path)
     with served([*settings, "--dialect", "vllm", "--", *tokens], tmp_path) as url:
         assert ask(url, CODER.model) == CODER.model
