@@ -38,11 +38,13 @@ class ServeHost:
 
     def announce(self, banner: str) -> None:
         """Log the banner, or keep it for the driver, which shows that of the first replica."""
-        key = _own_banner() if os.environ.get(BANNER_SWITCH) == "1" else None
-        if key is None:
+        names = own_names() if os.environ.get(BANNER_SWITCH) == "1" else None
+        if names is None:
             log.info("ready\n%s", banner)
-        elif kv_get(key, namespace=_BANNERS) is None:
-            kv_put(key, banner, namespace=_BANNERS)
+            return
+        deployment, application = names
+        if banner_of(application, deployment) is None:
+            kv_put(_banner_key(application, deployment), banner, namespace=_BANNERS)
         else:
             log.info("ready")
 
@@ -58,18 +60,6 @@ def banner_of(application: str, deployment: str) -> str | None:
     """Return the banner of a deployment's first replica; None before it is ready."""
     found = kv_get(_banner_key(application, deployment), namespace=_BANNERS)
     return None if found is None else found.decode()
-
-
-def _own_banner() -> bytes | None:
-    """Return the key of this replica's banner; None outside of Serve."""
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        context = serve.get_replica_context()
-    except RayServeException:
-        return None
-    return _banner_key(context.app_name, context.deployment)
 
 
 def _banner_key(application: str, deployment: str) -> bytes:
@@ -93,8 +83,10 @@ class _AccessLevel(logging.Filter):
         """Return whether to log a record."""
         if not is_access_line(record):
             return True
-        path = record.getMessage().split(" ", 2)[1:2]  # METHOD PATH STATUS TIME
-        return record.levelno >= self.level and self.skipped.isdisjoint(path)
+        if record.levelno < self.level:
+            return False
+        # METHOD PATH STATUS TIME
+        return not self.skipped or self.skipped.isdisjoint(record.getMessage().split(" ", 2)[1:2])
 
 
 _access_level = _AccessLevel()
@@ -128,14 +120,7 @@ def listens_locally() -> bool:
     The peer of a connection is Serve's proxy, not the client, so the address that Serve listens on
     decides; proxies and replicas share it.
     """
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        serve.get_replica_context()
-    except RayServeException:
-        return False
-    return is_loopback(http_host())
+    return own_names() is not None and is_loopback(http_host())
 
 
 def is_loopback(host: str) -> bool:

@@ -43,14 +43,13 @@ def check(
     server may run on another machine.
     """
     tokens, overrides = target or [], read_overrides(settings)
-    raw, lines = read_target(tokens, dialect, overrides, skips=skip_unsupported)
-    for line in lines:
+    read = read_target(tokens, dialect, overrides, skips=skip_unsupported)
+    for line in read.lines:
         answer(str(line))
-    application = our_application(raw)
+    application = our_application(read.raw)
     missing = []
     if "runtime_env" not in application:  # which may bring the files
-        models = read_models(tokens, dialect, overrides, skips=skip_unsupported)
-        missing = missing_files(models, "".join(tokens[:1]))
+        missing = missing_files(read.models, "".join(tokens[:1]))
     for fault in missing:
         answer(f"missing here: {fault}")
     paths = ", ".join(args["model"]["path"] for args in split_models(application["args"]))

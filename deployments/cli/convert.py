@@ -30,8 +30,8 @@ def converted(
     for option, name in (("--from", source), ("--to", to)):
         if name not in (OURS, *SYSTEMS):
             raise Failure(f"{option} {name}: must be one of {', '.join((OURS, *SYSTEMS))}")
-    raw, lines = read_target(target, None if source == OURS else source, (), skips=skips)
-    notes = [str(line) for line in lines]
+    read = read_target(target, None if source == OURS else source, (), skips=skips)
+    raw, notes = read.raw, [str(line) for line in read.lines]
     if to == OURS:
         return yaml.safe_dump(raw, sort_keys=False).rstrip(), notes
     args: dict[str, Any] = our_application(raw)["args"]

@@ -46,7 +46,8 @@ from remora.deployments.cli.options import (
 )
 from remora.deployments.cli.ray_token import protect_ray_token
 from remora.deployments.cli.root_cause import root_cause
-from remora.deployments.cli.startup.local_command import bound, ready_line, serve_locally
+from remora.deployments.cli.startup.address import bound, ready_line
+from remora.deployments.cli.startup.local_command import serve_locally
 from remora.deployments.cli.startup.model_check import check_models
 from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
@@ -55,7 +56,7 @@ from remora.deployments.cli.supervision.haproxy_watch import HaproxyWatch
 from remora.deployments.cli.supervision.run_folder import RunFolder, remove_remains
 from remora.deployments.cli.supervision.supervisor import run_supervised
 from remora.deployments.cli.supervision.system_limits import check_open_files
-from remora.deployments.cli.target import read_models, read_target
+from remora.deployments.cli.target import Target, names_model, read_target
 from remora.deployments.cli.terminal import Failure, answer, detail
 from remora.deployments.gateway.build import uses_routing_service
 from remora.deployments.ranks.cluster import check_room
@@ -115,22 +116,12 @@ def serve(
         overrides = read_overrides([*options, *(settings or ())])
         if not tokens and dialect is None:
             tokens = [BUILTIN_MODEL]
-            if not any((one.section, one.key) == ("model", "path") for one in overrides):
+            if not names_model(overrides):
                 answer(f"no target given: serving the built-in model {BUILTIN_MODEL}")
-        raw = serve_config(
-            tokens,
-            host=host,
-            port=port,
-            overrides=overrides,
-            dialect=dialect,
-            skips=skip_unsupported,
-            for_ray=not local,
-        )
+        read = read_target(tokens, dialect, overrides, skips=skip_unsupported, for_ray=not local)
+        raw = to_deploy(read, host=host, port=port)
         if not any("runtime_env" in application for application in raw["applications"]):
-            models = read_models(
-                tokens, dialect, overrides, skips=skip_unsupported, for_ray=not local
-            )
-            check_files(models, tokens[0] if tokens else "")
+            check_files(read.models, tokens[0] if tokens else "")
         http = raw["http_options"]
         if local:
             raise typer.Exit(serve_locally(raw, proxy, is_verbose=verbose))
@@ -245,18 +236,23 @@ def serve_config(
     port: int | None = None,
     overrides: Sequence[Override] = (),
     dialect: str | None = None,
-    skips: bool = False,
-    for_ray: bool = True,
 ) -> dict[str, Any]:
     """Return the Serve config of a file, a model or another server's command line.
 
     overrides:  values that take precedence over the target's
-    skips:      whether another server's parameters that are refused are left out
-    for_ray:    whether Ray Serve's schema checks a file, for which Ray is imported
     Raises ConfigError, Failure.
     """
-    raw, lines = read_target(target, dialect, overrides, skips=skips, for_ray=for_ray)
-    for line in lines:
+    return to_deploy(read_target(target, dialect, overrides), host=host, port=port)
+
+
+def to_deploy(read: Target, *, host: str | None, port: int | None) -> dict[str, Any]:
+    """Return the Serve config of a target, and say what of it is not exact.
+
+    host, port:  instead of the target's
+    Raises ConfigError, Failure.
+    """
+    raw = read.raw
+    for line in read.lines:
         if line.state is not State.EXACT:
             answer(str(line))
     application = our_application(raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,20 @@ _MAX_PORT = 65_535
 RAY_SERVE_LLM = "ray_serve_llm"  # its configurations are files only
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command is given.
+
+    raw:     a validated Serve config
+    lines:   how each parameter of another server was translated
+    models:  by name, with the source of each key's value
+    """
+
+    raw: dict[str, Any]
+    lines: tuple[ParameterReport, ...]
+    models: Mapping[str, FileModel]
+
+
 def read_target(
     target: Sequence[str],
     dialect: str | None,
@@ -36,46 +51,22 @@ def read_target(
     *,
     skips: bool = False,
     for_ray: bool = True,
-) -> tuple[dict[str, Any], tuple[ParameterReport, ...]]:
-    """Return a validated Serve config, and how each parameter of another server was translated.
+) -> Target:
+    """Read a target.
 
     skips:    whether parameters that are refused are left out; their reports say so
     for_ray:  whether Ray Serve's schema checks a file, for which Ray is imported
     Raises ConfigError, Failure.
     """
-    raw, lines, _ = _read(target, dialect, overrides, skips=skips, for_ray=for_ray)
-    return raw, lines
-
-
-def read_models(
-    target: Sequence[str],
-    dialect: str | None,
-    overrides: Sequence[Override],
-    *,
-    skips: bool = False,
-    for_ray: bool = True,
-) -> dict[str, FileModel]:
-    """Return the models of a target by name, with the source of each key's value."""
-    return _read(target, dialect, overrides, skips=skips, for_ray=for_ray)[2]
-
-
-def _read(
-    target: Sequence[str],
-    dialect: str | None,
-    overrides: Sequence[Override],
-    *,
-    skips: bool,
-    for_ray: bool,
-) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
     if dialect == RAY_SERVE_LLM:
         return _read_file(target, overrides, skips=skips, for_ray=for_ray, is_ray_serve_llm=True)
     if dialect is not None:
         documents: dict[str, Document] = {}
         faults = Faults(skips=skips)
         resolved = _of_command_line(dialect, target, documents, faults)
-        is_overridden = any((one.section, one.key) == ("model", "path") for one in overrides)
+        is_named = "path" in resolved.args.get("model", {}) or names_model(overrides)
         # One of the faults may be in the parameter that names the model.
-        if not faults.lines and "path" not in resolved.args.get("model", {}) and not is_overridden:
+        if not faults.lines and not is_named:
             faults.add(_no_model(dialect))
         with faults.gathering():
             _check_port(resolved, documents)
@@ -84,7 +75,7 @@ def _read(
         with faults.gathering():
             models = _over(raw, resolved, overrides, documents)
         faults.check()
-        return raw, resolved.lines, models
+        return Target(raw, resolved.lines, models)
     if len(target) != 1:
         raise Failure(
             f"expected one target, found {' '.join(target) or 'none'}; to pass another server's "
@@ -94,7 +85,20 @@ def _read(
     if name.endswith((".yaml", ".yml")):
         return _read_file(target, overrides, skips=skips, for_ray=for_ray)
     raw = config_of_model(name)
-    return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
+    models = _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
+    return Target(raw, (), models)
+
+
+def read_models(
+    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+) -> Mapping[str, FileModel]:
+    """Return the models of a target by name. Raises ConfigError, Failure."""
+    return read_target(target, dialect, overrides).models
+
+
+def names_model(overrides: Sequence[Override]) -> bool:
+    """Return whether overrides set the model's path."""
+    return any((one.section, one.key) == ("model", "path") for one in overrides)
 
 
 def _read_file(
@@ -104,7 +108,7 @@ def _read_file(
     skips: bool,
     for_ray: bool,
     is_ray_serve_llm: bool = False,
-) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
+) -> Target:
     if len(target) != 1:
         raise Failure(f"expected one YAML file, found {' '.join(target) or 'none'}")
     file = load_serve_file(
@@ -114,7 +118,7 @@ def _read_file(
         is_ray_serve_llm=is_ray_serve_llm,
         skips_unsupported=skips,
     )
-    return file.raw, file.lines, dict(file.models)
+    return Target(file.raw, file.lines, file.models)
 
 
 def _serve_schema() -> type[BaseModel]:

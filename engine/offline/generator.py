@@ -14,7 +14,7 @@ from remora.configs.schema import ServeConfig
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
-from remora.engine.offline.ranks import ProcessTeam, team_of
+from remora.engine.offline.ranks import team_of
 from remora.engine.offline.results import Completion, Generation
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.tokens.outputs import OutputProcessor
@@ -28,7 +28,7 @@ class Generator:
 
     def __init__(self, config: ServeConfig, adapting: Adapting, *, show_progress: bool) -> None:
         self._team = team_of(config)
-        if isinstance(self._team, ProcessTeam) and adapting is not NO_ADAPTERS:
+        if config.parallel.num_ranks > 1 and adapting is not NO_ADAPTERS:
             raise ConfigError(
                 f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: LLM applies "
                 "adapters on one rank only; serve them on several with `remora serve`"
@@ -38,7 +38,7 @@ class Generator:
                 config, adapting=adapting, team=self._team, show_progress=show_progress
             )
         except BaseException:
-            self._close_team()
+            self._team.close()
             raise
         self.plan = built.plan
         self.tokenizer = built.tokenizer
@@ -134,11 +134,7 @@ class Generator:
         """Stop processes and threads."""
         self._grammars.close()
         self.engine.close()
-        self._close_team()
-
-    def _close_team(self) -> None:
-        if isinstance(self._team, ProcessTeam):
-            self._team.close()
+        self._team.close()
 
     def _take(
         self,

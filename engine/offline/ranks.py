@@ -83,10 +83,15 @@ class ProcessTeam:
 
     def ready(self) -> None:
         """Wait until the ranks can step. Raises a rank's error."""
-        for rank in self._ranks:
-            rank.answered.wait(self.config.parallel.join_timeout_s)
-        if self._failure is not None:
-            raise self._failure
+        timeout_s = self.config.parallel.join_timeout_s
+        for number, rank in enumerate(self._ranks, 1):
+            has_answered = rank.answered.wait(timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if not has_answered:
+                raise EngineError(
+                    f"Rank {number} was not ready within {timeout_s:g} s (parallel.join_timeout_s)."
+                )
 
     def close(self) -> None:
         """End the processes and wait for them."""

@@ -141,3 +141,6 @@ class NoTeam:
 
     def ready(self) -> None:
         """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import traceback
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from remora.configs.errors import EngineError, RemoraError
 from remora.deployments.cli.haproxy import Proxy
+from remora.deployments.cli.startup.address import bound, ready_line
 from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.terminal import Failure, answer, complain, detail
 from remora.deployments.fast_import import fast_import
@@ -55,28 +55,3 @@ def serve_locally(raw: Mapping[str, Any], proxy: Proxy | None, *, is_verbose: bo
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise Failure(f"the server did not start: {reason}") from None
     return 0
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound and does not listen yet. Raises Failure."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        message = f"cannot listen on {host}:{port}: {reason}; choose another with --port"
-        raise Failure(message) from None
-    return listener
-
-
-def ready_line(seconds: float, host: str, port: int) -> str:
-    """Return the line of a server that has started, with the addresses to try."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    shown = f"[{shown}]" if ":" in shown else shown
-    return (
-        f"ready in {seconds:.1f} s: http://{shown}:{port}/v1 "
-        "(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops the server."
-    )

@@ -67,7 +67,8 @@ def test_an_error_names_the_release(system: str) -> None:
 
 def test_what_is_not_supported_can_be_left_out() -> None:
     target = ("--model-path", "m", "--enable-lmcache", "--no-such", "1", "--tp", "2")
-    raw, lines = read_target(target, "sglang", (), skips=True)
+    read = read_target(target, "sglang", (), skips=True)
+    raw, lines = read.raw, read.lines
 
     dropped = [line for line in lines if line.state is State.REFUSED]
     assert sorted(line.name for line in dropped) == ["--enable-lmcache", "--no-such"]
@@ -79,7 +80,8 @@ def test_what_depends_on_it_is_left_out_too() -> None:
     # Its heads are a model of their own, which is missing here.
     target = ("--model-path", "m", "--speculative-algorithm", "EAGLE3",
               "--speculative-num-steps", "3")  # fmt: skip
-    raw, lines = read_target(target, "sglang", (), skips=True)
+    read = read_target(target, "sglang", (), skips=True)
+    raw, lines = read.raw, read.lines
 
     assert "speculation" not in raw["applications"][0]["args"]
     assert len([line for line in lines if line.state is State.REFUSED]) >= 1
@@ -92,7 +94,8 @@ def test_values_that_are_wrong_stay_faults() -> None:
 
 
 def test_a_secret_that_is_left_out_is_not_shown() -> None:
-    _, lines = read_target(("--model-path", "m", "--api-key", "abc"), "sglang", (), skips=True)
+    target = ("--model-path", "m", "--api-key", "abc")
+    lines = read_target(target, "sglang", (), skips=True).lines
 
     assert "abc" not in " ".join(map(str, lines))
     assert "***" in " ".join(map(str, lines))

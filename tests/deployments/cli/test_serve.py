@@ -27,7 +27,7 @@ from remora.deployments.cli.serve import (
     check_routing_hook,
     serve_config,
 )
-from remora.deployments.cli.startup.local_command import bound
+from remora.deployments.cli.startup.address import bound
 from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink
 from remora.deployments.cli.supervision.run_folder import RunFolder

@@ -18,7 +18,7 @@ import httpx
 import pytest
 import torch
 
-from remora.deployments.cli.startup.local_command import bound
+from remora.deployments.cli.startup.address import bound
 from tests.conftest import TinyCheckpoints
 from tests.lora.peft_files import PREFIX, RANK, write_adapter
 

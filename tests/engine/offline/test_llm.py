@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from remora import LLM, RemoraError, SamplingParams
 from remora.configs.errors import ConfigError, EngineError, InvalidRequest
 from remora.engine.offline import ranks
+from remora.engine.offline.options import config_of
 from remora.engine.offline.prompts import Prompt
 from tests.conftest import TinyCheckpoints
 from tests.tiny_embedders import make_tiny_embedding_gemma
@@ -133,6 +136,18 @@ def test_a_rank_that_does_not_start_is_named(
 
     with pytest.raises(EngineError, match="Rank 1 ended with code 7 before it was ready"):
         LLM(str(tiny_checkpoints("llama")), tensor_parallel_size=2, show_progress=False, **OPTIONS)
+
+
+def test_a_rank_that_has_joined_and_is_never_ready_is_named(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    parallel = {"tp_size": 2, "join_timeout_s": 0.1}
+    team = ranks.team_of(config_of(str(tiny_checkpoints("llama")), {"parallel": parallel}))
+    assert isinstance(team, ranks.ProcessTeam)
+    team._ranks.append(SimpleNamespace(answered=threading.Event()))  # type: ignore[arg-type]
+
+    with pytest.raises(EngineError, match=r"Rank 1 was not ready within 0\.1 s"):
+        team.ready()
 
 
 def test_ranks_on_several_machines_are_refused(tiny_checkpoints: TinyCheckpoints) -> None:
