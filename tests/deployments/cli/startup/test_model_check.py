@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_the_check_runs_in_a_process_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     monkeypatch.setattr(serve_module, "_run_on_ray", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # which the driver changes
     model = tmp_path / "model"
     model.mkdir()
 

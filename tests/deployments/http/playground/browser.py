@@ -18,7 +18,7 @@ from tests.programs import find, library_path
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # WebDriver's name of a reference
 WAIT_S = 60.0
-STARTS = 3
+DRIVER_LOG = "driver.log"
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Shift": "\ue008", "Alt": "\ue00a", "Tab": "\ue004"}
 KEYS |= {"Up": "\ue013", "Right": "\ue014", "Control": "\ue009"}
 RECORD_VIOLATIONS = """
@@ -122,7 +122,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     driver = subprocess.Popen(
-        [str(driver_program), f"--port={port}"],
+        [str(driver_program), f"--port={port}", f"--log-path={profile / DRIVER_LOG}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "LD_LIBRARY_PATH": library_path()},
@@ -142,15 +142,13 @@ def browser(profile: Path) -> Iterator[Browser]:
 
 
 def started(http: httpx.Client, chromium: str, profile: Path) -> str:
-    """Start Chromium; return its session. On a busy machine its first start may fail."""
-    for attempt in range(STARTS):
-        arguments = [*OPTIONS, f"--user-data-dir={profile / str(attempt)}"]
-        chrome = {"binary": chromium, "args": arguments}
-        wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
-        answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()
-        if session := answer["value"].get("sessionId"):
-            return str(session)
-    raise AssertionError(answer)
+    """Start Chromium; return its session. An error has the last lines of the driver's log."""
+    chrome = {"binary": chromium, "args": [*OPTIONS, f"--user-data-dir={profile}"]}
+    wanted = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
+    answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()
+    session = answer["value"].get("sessionId")
+    assert session, (profile / DRIVER_LOG).read_text()[-4000:]
+    return str(session)
 
 
 def until_ready(http: httpx.Client) -> None:
