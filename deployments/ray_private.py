@@ -3,8 +3,8 @@
 Based on Ray 2.60. A later Ray may rename these without notice, so a test compares each with the
 installed Ray (`tests/deployments/test_ray_private.py`): run it first after an update of Ray. The
 environment variables that remora sets for Serve are in `serve_environment.py` and
-`cli/haproxy.py`, the edits of Serve's HAProxy files in `cli/haproxy_program.py`; the same test
-covers both.
+`cli/haproxy/choice.py`, the edits of Serve's HAProxy files in `cli/haproxy/program.py`; the same
+test covers both.
 
 | private name | used for |
 |---|---|

@@ -25,6 +25,7 @@ from remora.configs.load import DEFAULT_HOST
 from remora.configs.serve_file import our_application
 from remora.deployments.bench.targets import Target
 from remora.deployments.cli.terminal import Failure
+from remora.deployments.tls import KEYS as TLS_KEYS
 
 START_S = 300.0
 STOP_S = 60.0
@@ -66,7 +67,9 @@ def running_server(target: Target) -> Iterator[OwnServer]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         config, log = Path(folder) / "serve.yaml", Path(folder) / "log.txt"
-        options = {**(target.raw.get("http_options") or {}), "host": DEFAULT_HOST, "port": port}
+        written = target.raw.get("http_options") or {}
+        options = {name: written[name] for name in written.keys() - TLS_KEYS}
+        options |= {"host": DEFAULT_HOST, "port": port}
         config.write_text(yaml.safe_dump({**target.raw, "http_options": options}))
         started = time.perf_counter()
         with log.open("wb") as output:

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 
 from remora.configs.dialects.translate import State
 from remora.configs.environment import cache_dir
-from remora.configs.errors import RemoraError
+from remora.configs.errors import ConfigError, RemoraError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
 from remora.configs.model_names import parse_model_name
 from remora.configs.multiple_models import deployment_names
@@ -29,14 +30,16 @@ from remora.configs.secrets import read_callers_keys, read_keys
 from remora.configs.serve_file import our_application
 from remora.configs.value_sources import Override
 from remora.deployments.cli.files import check_files
-from remora.deployments.cli.haproxy import (
+from remora.deployments.cli.haproxy.certificates import renew_certificates
+from remora.deployments.cli.haproxy.choice import (
     HAPROXY_SWITCH,
     Proxy,
     choose_proxy,
     exposed_ports,
     haproxy_environment,
 )
-from remora.deployments.cli.haproxy_program import install_haproxy_program
+from remora.deployments.cli.haproxy.program import install_haproxy_program
+from remora.deployments.cli.haproxy.watch import HaproxyWatch
 from remora.deployments.cli.options import (
     Dialect,
     Settings,
@@ -52,7 +55,6 @@ from remora.deployments.cli.startup.model_check import check_models
 from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.supervision.driver_link import DriverLink, Stopped
 from remora.deployments.cli.supervision.early_stop import signals_end_the_process
-from remora.deployments.cli.supervision.haproxy_watch import HaproxyWatch
 from remora.deployments.cli.supervision.run_folder import RunFolder, remove_remains
 from remora.deployments.cli.supervision.supervisor import run_supervised
 from remora.deployments.cli.supervision.system_limits import check_open_files
@@ -76,6 +78,8 @@ from remora.deployments.serve_environment import (
     PLAIN_PREFIXES,
     WITHOUT_TRACEBACKS,
 )
+from remora.deployments.tls import CERTIFICATE, KEY, Renewal, Tls
+from remora.deployments.tls import KEYS as TLS_KEYS
 
 POLL_S = 0.2
 CONTROLLER_POLL_S = 2.0
@@ -129,16 +133,42 @@ def serve(
             answer(line)
         bound(http["host"], http["port"]).close()  # raises Failure if it is taken
         chosen = choose_proxy(proxy, http["host"])
+        tls = tls_of(raw, chosen)
         check_open_files(has_haproxy=chosen is Proxy.HAPROXY)
         code = run_supervised(
-            lambda folder, link: _drive(raw, chosen, folder, link, is_verbose=verbose),
+            lambda folder, link: _drive(raw, chosen, folder, link, tls=tls, is_verbose=verbose),
             address=f"{http['host']}:{http['port']}",
         )
     raise typer.Exit(code)
 
 
+def tls_of(raw: dict[str, Any], proxy: Proxy) -> Tls | None:
+    """Return the files for HTTPS; take them out of Serve's options where HAProxy has them.
+
+    Serve would make replicas, to which HAProxy speaks plain HTTP, use them. Raises ConfigError.
+    """
+    http = raw["http_options"]
+    tls = Tls.of(http)
+    if proxy is Proxy.HAPROXY:
+        raw["http_options"] = {name: http[name] for name in http.keys() - TLS_KEYS}
+    elif tls is not None and tls.authorities is not None:
+        raise ConfigError(
+            "http_options.ssl_ca_certs: Serve's Python proxy does not check certificates of "
+            "clients; use --proxy haproxy"
+        )
+    elif tls is not None:  # Serve's proxy has another working directory
+        http |= {CERTIFICATE: str(tls.certificate), KEY: str(tls.key)}
+    return tls
+
+
 def _drive(
-    raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink, *, is_verbose: bool
+    raw: dict[str, Any],
+    proxy: Proxy,
+    folder: RunFolder,
+    link: DriverLink,
+    *,
+    tls: Tls | None = None,
+    is_verbose: bool,
 ) -> int:
     """Run the server and return the exit code. Raises Failure, ConfigError, Stopped."""
     os.environ.update(folder.environment(os.environ))
@@ -149,31 +179,38 @@ def _drive(
         os.environ.setdefault(*PLAIN_PREFIXES)
     try:
         _prepare_models(raw)
-        return _run_on_ray(raw, proxy, folder, link)
+        return _run_on_ray(raw, proxy, folder, link, tls)
     except Failure as failure:
         if is_verbose and failure.details:
             detail(failure.details)
         raise
 
 
-def _run_on_ray(raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink) -> int:
+def _run_on_ray(
+    raw: dict[str, Any], proxy: Proxy, folder: RunFolder, link: DriverLink, tls: Tls | None
+) -> int:
     """Start Ray and the applications, and wait for the end."""
     protect_ray_token(os.environ)
     watch: AbstractContextManager[None] = nullcontext()
+    renewal = None
     if proxy is Proxy.HAPROXY:
         os.environ.update({**haproxy_environment(folder.path), **os.environ})
         body_timeout_s = _configs(raw)[0].limits.body_timeout_s
         host = raw["http_options"]["host"]
-        binary = install_haproxy_program(folder.path, host=host, body_timeout_s=body_timeout_s)
+        binary = install_haproxy_program(
+            folder.path, host=host, body_timeout_s=body_timeout_s, tls=tls
+        )
+        if tls is not None:
+            renewal = Renewal(tls, partial(renew_certificates, folder.path, tls), answer)
         watch = HaproxyWatch(folder.path, binary)
     os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
     with watch:
         link.starting()
         if proxy is Proxy.HAPROXY:
             check_routing_hook(_configs(raw))
-        _start(raw, link)
+        _start(raw, link, is_https=tls is not None)
         try:
-            _watch_controller()
+            _watch_controller(renewal)
         except Stopped:
             _drain(raw, link)
     return 0
@@ -276,7 +313,7 @@ def _set_log_levels(raw: dict[str, Any]) -> None:
         application.setdefault("logging_config", {"log_level": "INFO", "enable_access_log": False})
 
 
-def _start(raw: dict[str, Any], link: DriverLink) -> None:
+def _start(raw: dict[str, Any], link: DriverLink, *, is_https: bool) -> None:
     """Start Ray and Serve, deploy, and wait until the server is ready. Raises Failure."""
     started = time.monotonic()
     with Progress() as progress:
@@ -286,7 +323,8 @@ def _start(raw: dict[str, Any], link: DriverLink) -> None:
     _show_banners(raw)
     link.ready()
     http = raw["http_options"]
-    answer(ready_line(time.monotonic() - started, http["host"], http["port"]))
+    seconds = time.monotonic() - started
+    answer(ready_line(seconds, http["host"], http["port"], is_https=is_https))
     answer(
         "to apply a changed configuration: "
         f"RAY_AUTH_MODE=token serve deploy -a http://{dashboard} FILE"
@@ -356,11 +394,13 @@ def _watched_cluster(link: DriverLink) -> Iterator[None]:
     link.watch(cluster_pids())
 
 
-def _watch_controller() -> None:
+def _watch_controller(renewal: Renewal | None) -> None:
     """Raise Failure once Serve's controller has ended for good; Stopped after a signal."""
     num_missing = 0
     while num_missing < CONTROLLER_POLLS:
         time.sleep(CONTROLLER_POLL_S)
+        if renewal is not None:
+            renewal.look()
         num_missing = 0 if has_controller() else num_missing + 1
     raise Failure("Serve's controller has ended, and Ray does not restart it")
 

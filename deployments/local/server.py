@@ -11,8 +11,10 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
@@ -21,6 +23,7 @@ from remora.deployments.http.core.http_protocol import guard_connections
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.local.host import LocalHost
 from remora.deployments.local.settings import LocalSettings
+from remora.deployments.tls import Renewal, Tls
 
 HEALTH_PERIOD_S = 1.0
 # Time for error events to reach clients after the drain timeout, or after the engine has failed.
@@ -50,6 +53,7 @@ def run_local(
             root_path=settings.root_path,
             timeout_keep_alive=int(settings.keep_alive_s),
             timeout_graceful_shutdown=int(settings.config.api.drain_s + FLUSH_S),
+            **_tls_options(settings.tls),
         )
     )
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -76,7 +80,7 @@ async def _serve(
             listening.cancel()
             await serving
         ready()
-        failure = await _until_end(replica, serving)
+        failure = await _until_end(replica, serving, _renewal(settings.tls, server, show))
         if failure is not None:
             server.config.timeout_graceful_shutdown = int(FLUSH_S)
             server.should_exit = True
@@ -86,9 +90,30 @@ async def _serve(
         replica.__del__()  # as Serve does
 
 
-async def _until_end(replica: LLMServer, serving: asyncio.Task[None]) -> EngineError | None:
+def _tls_options(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    options: dict[str, Any] = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    if tls.authorities is not None:
+        options |= {"ssl_ca_certs": str(tls.authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
+
+
+def _renewal(tls: Tls | None, server: _Uvicorn, show: Report) -> Renewal | None:
+    """Return what makes new connections use new files."""
+    context = server.config.ssl
+    if tls is None or context is None:
+        return None
+    return Renewal(tls, lambda: tls.load(context), show)
+
+
+async def _until_end(
+    replica: LLMServer, serving: asyncio.Task[None], renewal: Renewal | None
+) -> EngineError | None:
     """Wait until the server has ended, or the engine has failed; return the failure."""
     while not serving.done():
+        if renewal is not None:
+            renewal.look()
         try:
             await replica.check_health()
         except EngineError as error:

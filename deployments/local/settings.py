@@ -14,10 +14,11 @@ from remora.configs.load import IMPORT_PATH, parse_models
 from remora.configs.schema import ServeConfig
 from remora.configs.serve_file import our_application
 from remora.configs.validation_messages import shown
+from remora.deployments import tls
 
 _FILE_KEYS = frozenset({"applications", "http_options", "proxy_location", "logging_config"})
 _APPLICATION_KEYS = frozenset({"name", "route_prefix", "import_path", "args", "logging_config"})
-_HTTP_KEYS = frozenset({"host", "port", "root_path", "keep_alive_timeout_s"})
+_HTTP_KEYS = frozenset({"host", "port", "root_path", "keep_alive_timeout_s"}) | tls.KEYS
 # Reservations and ranks of `parallel`, which Ray makes; micro_batches and others need ranks.
 _PARALLEL_KEYS = (
     *("num_replicas", "tp_size", "pp_size"),
@@ -33,6 +34,7 @@ class LocalSettings:
     args:          of the application, for the replica
     root_path:     prefix that a proxy in front removes
     keep_alive_s:  after which an idle connection is closed
+    tls:           None = plain HTTP
     """
 
     args: Mapping[str, Any]
@@ -41,6 +43,7 @@ class LocalSettings:
     port: int
     root_path: str = ""
     keep_alive_s: float = DEFAULT_KEEP_ALIVE_S
+    tls: tls.Tls | None = None
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Self:
@@ -61,6 +64,7 @@ class LocalSettings:
             port=http["port"],
             root_path=http.get("root_path") or "",
             keep_alive_s=http.get("keep_alive_timeout_s") or DEFAULT_KEEP_ALIVE_S,
+            tls=tls.Tls.of(http),
         )
 
 

@@ -4,7 +4,7 @@ For each POST to an application with a routing service, HAProxy sends `POST /int
 with as much of the body as it has, and the response names a replica. Ray 2.60 calls the hook
 unstable. Where a later Ray lacks it, requests pass through a gateway instead.
 
-`cli/haproxy_program.py` adds the path and the client's headers to that request, which policies
+`cli/haproxy/program.py` adds the path and the client's headers to that request, which policies
 need; it runs only under `remora serve`, which sets HOOK_SWITCH.
 """
 

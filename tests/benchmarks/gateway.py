@@ -28,8 +28,8 @@ import psutil  # type: ignore[import-untyped]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.configs.schema import ServeConfig
-from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment
-from remora.deployments.cli.haproxy_program import install_haproxy_program
+from remora.deployments.cli.haproxy.choice import HAPROXY_SWITCH, haproxy_environment
+from remora.deployments.cli.haproxy.program import install_haproxy_program
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest

@@ -33,8 +33,8 @@ from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, RequestRouter
 
 from remora.deployments import ray_private
-from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment
-from remora.deployments.cli.haproxy_program import ADD_HEADERS, CONFIG_EDITS, NO_ROUTE, Edit
+from remora.deployments.cli.haproxy.choice import HAPROXY_SWITCH, haproxy_environment
+from remora.deployments.cli.haproxy.program import ADD_HEADERS, CONFIG_EDITS, NO_ROUTE, Edit
 from remora.deployments.http.core.serve_headers import RULES
 from remora.deployments.routing.haproxy_hook import (
     HOOK_SWITCH,
@@ -125,7 +125,9 @@ def test_serve_reads_the_environment_that_we_set() -> None:
     sources = "".join(path.read_text() for path in SERVE.rglob("*.py"))
     unread = sorted(name for name in names if "SERVE" in name and f'"{name}"' not in sources)
 
-    assert unread == [], "Serve reads these no more; see cli/haproxy.py, serve_environment.py"
+    assert unread == [], (
+        "Serve reads these no more; see cli/haproxy/choice.py, serve_environment.py"
+    )
 
 
 def test_ray_reads_which_lines_terminals_do_not_get() -> None:
@@ -157,7 +159,7 @@ def test_ray_reads_the_priority_of_its_workers() -> None:
 def test_serve_writes_the_text_that_we_edit(edit: Edit) -> None:
     text = routing_script() if edit is ADD_HEADERS else haproxy_config()
 
-    assert re.search(edit.expected, text), f"{edit.otherwise} See cli/haproxy_program.py."
+    assert re.search(edit.expected, text), f"{edit.otherwise} See cli/haproxy/program.py."
 
 
 def test_the_routing_script_speaks_as_the_routing_service_does() -> None:

@@ -16,6 +16,8 @@ from tests.endurance.traffic import Ask
 
 RETRIABLE_STATUSES = frozenset({429, 503, 504})
 RETRIABLE_TYPES = frozenset({"overloaded_error", "rate_limit_error", "server_error"})
+# A request that is sent while its kept-alive connection is being cut may never reach the proxy.
+SENT_INTO_A_CUT_S = 0.02
 MIN_TAIL_CHARS = 8  # of a text that goes on at another place of its answer
 MIN_FOREIGN_CHARS = 24  # of another answer that a text must contain to be called mixed
 
@@ -220,7 +222,9 @@ class Oracle:
         if not outage.touches(seen):
             return False
         if outage.reach is Reach.CUT:
-            return seen.rid in outage.rids
+            is_lost = seen.first_at is None and seen.end is End.CLOSED
+            age_s = abs(seen.began_at - outage.began_at)
+            return seen.rid in outage.rids or (is_lost and age_s < SENT_INTO_A_CUT_S)
         if outage.reach is Reach.VICTIM and not is_refusal:
             owner = self.owners.get(seen.rid)
             return owner is None or owner in outage.pids

@@ -104,6 +104,18 @@ CASES: list[tuple[str, Seen, Sequence[Outage], Verdict]] = [
         (outage(Reach.CUT, rids=frozenset({"r-2"})),),
         Verdict.UNEXPLAINED,
     ),
+    (
+        "sent into a cut",
+        seen("fox", **CLOSED),
+        (outage(Reach.CUT, began_at=10.01),),
+        Verdict.CLOSED,
+    ),
+    (
+        "closed in the middle by a cut of another",
+        seen("fox", FOX[:9], first_at=10.5, **CLOSED),
+        (outage(Reach.CUT, began_at=10.01),),
+        Verdict.UNEXPLAINED,
+    ),
     ("error event", seen("fox", FOX[:9], **EVENT), (VICTIM,), Verdict.ERROR),
     ("error event for nothing", seen("fox", **EVENT), (), Verdict.UNEXPLAINED),
     ("error without words", seen("fox", error={}, status=503), (VICTIM,), Verdict.MALFORMED),

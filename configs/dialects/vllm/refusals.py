@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
 from remora.configs.dialects.vllm.engine_values import EXPERTS, LOCAL, NUMA
 
-_TLS = Refused("Serve's proxy serves plain HTTP; end TLS in a proxy in front of it")
 _CONTEXT = Refused("not yet: context parallelism", off=(1,))
 _BALANCER = Refused(
     "Serve's proxy, the gateway or HAProxy balances requests over replicas; --data-parallel-size "
@@ -74,13 +73,8 @@ HTTP: Mapping[str, Rule] = {
     "--grpc-port": _NO_GRPC,
     "--grpc": _NO_GRPC,
     "--uds": Refused("Serve's proxy listens on a TCP port: --host and --port"),
-    "--ssl-keyfile": _TLS,
-    "--ssl-certfile": _TLS,
-    "--ssl-ca-certs": _TLS,
-    "--enable-ssl-refresh": _TLS,
-    "--ssl-cert-reqs": _TLS,
-    "--ssl-ciphers": _TLS,
-    "--root-path": Refused("give the application a route_prefix in the Serve config file"),
+    "--enable-ssl-refresh": NoEffect("files that have been replaced are always read again"),
+    "--ssl-ciphers": Refused("TLS 1.2 and 1.3 are spoken, with the ciphers that OpenSSL chooses"),
     "--middleware": _OWN_CODE,
     "--enable-request-id-headers": NoEffect("responses always have x-request-id"),
     "--disable-fastapi-docs": Refused(

@@ -39,6 +39,36 @@ def _to_keys(settings: Settings) -> Any:
 
 KEYS = Means(keys=("api.api_key",), reads=_of_keys, writes=_to_keys)
 
+_AUTHORITIES, _CERT_REQS = "--ssl-ca-certs", "--ssl-cert-reqs"
+_AUTHORITIES_KEY = "http.ssl_ca_certs"
+_NO_CERTIFICATE, _A_CERTIFICATE = 0, 2  # ssl.CERT_NONE, ssl.CERT_REQUIRED
+
+
+def _of_authorities(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
+    if given.get(_CERT_REQS, _NO_CERTIFICATE) == _NO_CERTIFICATE:
+        return Harmless(f"clients need no certificate without {_CERT_REQS} {_A_CERTIFICATE}")
+    return {_AUTHORITIES_KEY: value}
+
+
+def _of_client_certificates(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if value == _NO_CERTIFICATE:
+        return Harmless("clients need no certificate")
+    if value != _A_CERTIFICATE:
+        raise Refusal(f"a certificate is needed ({_A_CERTIFICATE}) or not ({_NO_CERTIFICATE})")
+    if not given.get(_AUTHORITIES):
+        raise Refusal(f"needs {_AUTHORITIES}: the authorities of the clients' certificates")
+    return {_AUTHORITIES_KEY: given[_AUTHORITIES]}
+
+
+def _to_client_certificates(settings: Settings) -> Any:
+    return _A_CERTIFICATE if settings.get(_AUTHORITIES_KEY) else UNSAID
+
+
+AUTHORITIES = Means(keys=(_AUTHORITIES_KEY,), reads=_of_authorities)
+CLIENT_CERTIFICATES = Means(
+    keys=(_AUTHORITIES_KEY,), reads=_of_client_certificates, writes=_to_client_certificates
+)
+
 _ORIGINS, _HEADERS, _CREDENTIALS = "--allowed-origins", "--allowed-headers", "--allow-credentials"
 _METHODS = "--allowed-methods"
 

@@ -22,11 +22,11 @@ def bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def ready_line(seconds: float, host: str, port: int) -> str:
+def ready_line(seconds: float, host: str, port: int, *, is_https: bool = False) -> str:
     """Return the line of a server that has started, with the addresses to try."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     shown = f"[{shown}]" if ":" in shown else shown
     return (
-        f"ready in {seconds:.1f} s: http://{shown}:{port}/v1 "
+        f"ready in {seconds:.1f} s: {'https' if is_https else 'http'}://{shown}:{port}/v1 "
         "(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops the server."
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remora.configs.errors import EngineError, RemoraError
-from remora.deployments.cli.haproxy import Proxy
+from remora.deployments.cli.haproxy.choice import Proxy
 from remora.deployments.cli.startup.address import bound, ready_line
 from remora.deployments.cli.startup.progress import Progress
 from remora.deployments.cli.terminal import Failure, answer, complain, detail
@@ -33,7 +33,8 @@ def serve_locally(raw: Mapping[str, Any], proxy: Proxy | None, *, is_verbose: bo
             has_begun = True
             progress.close()
             port = listener.getsockname()[1]
-            answer(ready_line(time.monotonic() - started, settings.host, port))
+            seconds, is_https = time.monotonic() - started, settings.tls is not None
+            answer(ready_line(seconds, settings.host, port, is_https=is_https))
 
         try:
             with progress:

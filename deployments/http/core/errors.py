@@ -7,6 +7,7 @@ body.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Mapping
@@ -62,6 +63,8 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
 # The request itself may be the cause, so a retry may well fail again.
 _LIKELY_AGAIN = (RequestCrashed, NotFinite)
 _INTERNAL = Answer(500, "server_error", "internal_error")
+_EXHAUSTED = Answer(503, "overloaded_error", "unavailable")
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _STATUSES: Mapping[int, Answer] = MappingProxyType(
     {
         401: Answer(401, "authentication_error", "invalid_api_key"),
@@ -91,7 +94,14 @@ def answer_to(error: BaseException) -> Answer:
     """Return the table row for any exception."""
     if isinstance(error, HTTPException):
         return answer_to_status(error.status_code)
+    if _lacks_descriptor(error):
+        return _EXHAUSTED
     return next((row for kind, row in _TABLE if isinstance(error, kind)), _INTERNAL)
+
+
+def _lacks_descriptor(error: BaseException) -> bool:
+    """Whether the process or machine could open no more files, a state that passes."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
 
 
 def answer_to_status(status: int) -> Answer:
@@ -112,6 +122,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         message = str(error)
     elif isinstance(error, EngineError):
         message = "The engine failed while it worked on this request. Please try again."
+    elif _lacks_descriptor(error):
+        message = "The server can open no more files at the moment. Please try again."
     elif isinstance(error, HTTPException):
         message = _PLAIN_MESSAGES.get(error.detail, error.detail)
     return shape(message, answer, param=param, code=code)
@@ -146,7 +158,8 @@ def error_headers(error: BaseException) -> dict[str, str]:
     if isinstance(error, CapacityError):
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
-    if isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN):
+    is_engines = isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN)
+    if is_engines or _lacks_descriptor(error):
         return {"retry-after": "1", "x-should-retry": "true"}
     own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return own | {"x-should-retry": "false"}
@@ -157,7 +170,7 @@ def log_error(error: BaseException, request_id: str) -> None:
 
     An engine failure fails all requests, so the engine logs its traceback, once.
     """
-    if isinstance(error, EngineError):
+    if isinstance(error, EngineError) or _lacks_descriptor(error):
         log.error("request %s failed: %s", request_id, error)
     elif answer_to(error).status == 500:
         log.error("request %s failed", request_id, exc_info=error)

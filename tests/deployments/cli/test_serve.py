@@ -18,7 +18,7 @@ from remora.configs.load import IMPORT_PATH
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.value_sources import of_options
 from remora.deployments.cli import serve as serve_module
-from remora.deployments.cli.haproxy import Proxy
+from remora.deployments.cli.haproxy.choice import Proxy
 from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import (
     _drive,
@@ -210,7 +210,7 @@ def test_tracebacks_are_shown_on_request_only(
     capsys: pytest.CaptureFixture[str],
     is_verbose: bool,
 ) -> None:
-    def start(*_: Any) -> None:
+    def start(*_: Any, **__: Any) -> None:
         raise Failure("remora did not start: x", details="Traceback of an actor\n")
 
     monkeypatch.setattr(serve_module, "_start", start)
@@ -231,8 +231,8 @@ def test_the_operator_chooses_the_lines_that_terminals_get(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (skips,) = WITHOUT_TRACEBACKS
-    monkeypatch.setattr(serve_module, "_start", lambda *_: None)
-    monkeypatch.setattr(serve_module, "_watch_controller", lambda: None)
+    monkeypatch.setattr(serve_module, "_start", lambda *_, **__: None)
+    monkeypatch.setattr(serve_module, "_watch_controller", lambda _: None)
     monkeypatch.setattr(serve_module, "check_models", lambda _: None)
     monkeypatch.setattr(serve_module, "protect_ray_token", lambda _: None)
     monkeypatch.setattr(os, "environ", {**os.environ, skips: "x"})

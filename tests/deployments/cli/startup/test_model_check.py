@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remora.deployments.cli import serve as serve_module
-from remora.deployments.cli.haproxy import Proxy
+from remora.deployments.cli.haproxy.choice import Proxy
 from remora.deployments.cli.serve import _drive, serve_config
 from remora.deployments.cli.startup.model_check import check_models, faults_of
 from remora.deployments.cli.supervision.driver_link import DriverLink

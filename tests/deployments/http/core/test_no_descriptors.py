@@ -60,3 +60,18 @@ async def test_generation_opens_no_file(path: str, body: dict[str, Any], stream:
             after = await client.post(path, json=asked)
 
     assert (before.status_code, after.status_code) == (200, 200), after.text
+
+
+async def test_work_that_has_to_open_a_file_is_refused_as_long_as_there_is_none() -> None:
+    async def open_one() -> None:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+
+    app = make_app()
+    app.add_api_route("/opens", open_one)
+    async with client_of(app) as client:
+        with no_descriptors():
+            refused = await client.get("/opens")
+
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["type"] == "overloaded_error"

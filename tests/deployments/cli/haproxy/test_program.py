@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.deployments.cli.haproxy import BINARY
-from remora.deployments.cli.haproxy_program import install_haproxy_program
+from remora.deployments.cli.haproxy.choice import BINARY
+from remora.deployments.cli.haproxy.program import install_haproxy_program
 from tests.deployments.serve_files import haproxy_config, routing_script
 
 UNKNOWN = (

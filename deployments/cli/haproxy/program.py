@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from remora.deployments.cli.haproxy import BINARY, find_binary
-from remora.deployments.cli.supervision.haproxy_watch import RUNNING, STOP_GAP
+from remora.deployments.cli.haproxy.certificates import BUNDLE, bind_options, write_certificates
+from remora.deployments.cli.haproxy.choice import BINARY, find_binary
+from remora.deployments.cli.haproxy.watch import RUNNING, STOP_GAP
 from remora.deployments.http.core.http_protocol import HEAD_TIMEOUT_S
 from remora.deployments.routing.haproxy_hook import PATH_HEADER, TRUNCATED_HEADER
+from remora.deployments.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Edit:
 
     reason:     why Serve's text does not do
     expected:   sed's basic regular expression
-    command:    sed's command; may contain {folder}, {host}, {head_ms}, {body_ms}, {status}, {hints}
+    command:    sed's command; may contain {folder}, {host}, {https}, {head_ms}, {body_ms},
+                {status}, {hints}
     otherwise:  what happens where no line matches
     """
 
@@ -93,6 +96,14 @@ CONFIG_EDITS = (
         otherwise="It can be read on all interfaces.",
     ),
 )
+# Applied only to a server with HTTPS: the program does not start HAProxy without it.
+HTTPS = Edit(
+    reason="Serve's HAProxy speaks plain HTTP only.",
+    expected="^frontend http_frontend",
+    command=r",/^ *bind /s#^\( *\)bind .*#& {https}\n"
+    r"\1http-request set-header x-forwarded-proto https#",
+    otherwise="The server does not start.",
+)
 # Applied with status 503 while no application has a route, with 404 afterwards.
 NO_ROUTE = Edit(
     reason="A path without a backend gets an error in JSON.",
@@ -110,7 +121,7 @@ ADD_HEADERS = Edit(
 )
 
 # A new HAProxy of Serve's knows no routes at first; if another one died, those of that one hold.
-# It takes the port over from a stop-gap (`supervision/haproxy_watch.py`).
+# It takes the port over from a stop-gap (`cli/haproxy/watch.py`).
 _SCRIPT = """\
 #!/bin/sh
 ours='{folder}'
@@ -125,6 +136,10 @@ else
   if has_routes; then status=404; else status=503; fi
   sed -i -f "$ours/$status.sed" -f "$ours/config.sed" "$config"
   if has_routes; then cp "$config" "$ours/routed.cfg"; fi
+fi
+if [ -f "$ours/{bundle}" ] && ! grep -q "ssl crt $ours" "$config"; then
+  echo "remora: HTTPS cannot be added to this version of Serve's configuration" >&2
+  exit 1
 fi
 lua="$folder/ingress_request_router.lua"
 if [ -f "$lua" ] && ! grep -q further_headers "$lua"; then
@@ -167,7 +182,9 @@ _HINTS = {
 }
 
 
-def install_haproxy_program(folder: Path, *, host: str, body_timeout_s: float) -> str:
+def install_haproxy_program(
+    folder: Path, *, host: str, body_timeout_s: float, tls: Tls | None = None
+) -> str:
     """Write the program and its files into a folder, and make Serve start it as HAProxy.
 
     Returns the path of HAProxy itself.
@@ -175,8 +192,15 @@ def install_haproxy_program(folder: Path, *, host: str, body_timeout_s: float) -
     folder:          of this run
     host:            address that the server listens on
     body_timeout_s:  time that HAProxy waits for the part of a body that requests are routed by
+    tls:             None = plain HTTP
     """
+    edits: tuple[Edit, ...] = CONFIG_EDITS
+    https = ""
+    if tls is not None:
+        write_certificates(folder, tls)
+        edits, https = (*edits, HTTPS), bind_options(folder, tls)
     values = {
+        "https": https,
         "host": host,
         "head_ms": round(HEAD_TIMEOUT_S * 1000),
         "body_ms": round(body_timeout_s * 1000),
@@ -187,11 +211,11 @@ def install_haproxy_program(folder: Path, *, host: str, body_timeout_s: float) -
     )
     binary = find_binary()
     assert binary is not None  # `choose_proxy` has found it
-    names = {"running": RUNNING, "stop_gap": STOP_GAP}
+    names = {"running": RUNNING, "stop_gap": STOP_GAP, "bundle": BUNDLE}
     files = {
         "failed.http": _page(503, "No replica could answer. Please try again."),
         "slow.http": _page(408, slow),
-        "config.sed": "".join(edit.sed(folder=folder, **values) for edit in CONFIG_EDITS),
+        "config.sed": "".join(edit.sed(folder=folder, **values) for edit in edits),
         "lua.sed": ADD_HEADERS.sed(),
         "headers.lua": _HEADERS_LUA.format(
             truncated_header=TRUNCATED_HEADER, path_header=PATH_HEADER

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.deployments.cli import haproxy
-from remora.deployments.cli.haproxy import (
+from remora.deployments.cli.haproxy import choice
+from remora.deployments.cli.haproxy.choice import (
     HAPROXY_SWITCH,
     Proxy,
     choose_proxy,
@@ -73,7 +73,7 @@ def test_two_runs_share_neither_ports_nor_files() -> None:
 def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(haproxy, "_PORTS", [taken, *range(20_000, 20_040)])
+        monkeypatch.setattr(choice, "_PORTS", [taken, *range(20_000, 20_040)])
         environment = haproxy_environment(Path("/tmp/x"))
 
     assert str(taken) not in environment.values()
@@ -91,7 +91,7 @@ def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:
 
 def test_a_program_on_the_path_will_do(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_SERVE_HAPROXY_BINARY_PATH")
-    monkeypatch.setattr(haproxy, "find_spec", lambda _name: None)
+    monkeypatch.setattr(choice, "find_spec", lambda _name: None)
 
     monkeypatch.setenv("PATH", str(binary.parent))
     assert choose_proxy(None, "127.0.0.1") is Proxy.HAPROXY

