@@ -41,7 +41,7 @@ from remora.engine.types import (
     Request,
     TokenLogprob,
 )
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 from tests.engine import fakes
 
 EOS = 256

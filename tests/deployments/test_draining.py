@@ -14,7 +14,7 @@ from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.ray_private import shutdown_check
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_config
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 
 @dataclass

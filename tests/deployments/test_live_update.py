@@ -16,7 +16,7 @@ from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.live_update import LiveSettings
 from tests.deployments.fakes import CharTokenizer, FakeServer, client_of
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 ARGS: dict[str, Any] = {"model": {"path": "tiny"}, "limits": {"max_n": 4}}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -17,7 +17,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.telemetry import Telemetry
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_server_config
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
 grpc = pytest.importorskip("grpc")

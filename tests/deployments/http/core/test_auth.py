@@ -16,7 +16,7 @@ from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import OPEN_PATHS, Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, methods_of
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 KEY, ADMIN_KEY = "sk-caller", "sk-operator"
 CALLERS = Access(keys=Keys(["sk-other", KEY]))

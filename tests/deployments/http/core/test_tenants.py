@@ -21,7 +21,7 @@ from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_serv
 from tests.deployments.http.batches.jobs import make_line, make_runner, opened, start
 from tests.deployments.http.core.test_auth import GENERATIONS
 from tests.deployments.http.refusals import refusals_of
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 COMPLETIONS = "/v1/completions"
 ACME = {"authorization": "Bearer sk-acme"}

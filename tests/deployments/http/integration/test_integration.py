@@ -25,7 +25,7 @@ from tests.deployments.fakes import (
     methods_of,
 )
 from tests.deployments.gateway.fakes import Replica, gateway, ready
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 PAGE = "https://chat.example.com"

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionDeleted
 from remora.deployments.http.core.auth import Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeServer, client_of, make_client, make_config
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]

@@ -18,7 +18,7 @@ from remora.deployments.http.playground.static_files import FOLDER, static_files
 from remora.deployments.live_update import LiveSettings
 from tests.deployments.fakes import CharTokenizer, FakeServer, make_client, make_config
 from tests.deployments.gateway.fakes import Replica, gateway, ready
-from tests.deployments.shared_app import share_http_app
+from tests.deployments.http.shared_app import share_http_app
 
 HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 PLAIN = "remora is running"
