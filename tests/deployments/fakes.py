@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 from fastapi import FastAPI
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from remora.configs.errors import InvalidRequest, QueueFull
 from remora.configs.planning.plan import EnginePlan
@@ -40,6 +41,7 @@ from remora.engine.types import (
     Request,
     TokenLogprob,
 )
+from tests.deployments.http.shared_app import share_http_app
 from tests.engine import fakes
 
 EOS = 256
@@ -345,12 +347,18 @@ def make_app(server: FakeServer | None = None) -> FastAPI:
     )
 
 
+def share_app(server: FakeServer | None = None) -> ASGIApp:
+    """Return what answers as `make_app` does, over an application that many servers share."""
+    state = ServerState.over(server or FakeServer())
+    return share_http_app(state, access=lambda: Access(is_local=True))
+
+
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:
-    return client_of(make_app(server))
+    return client_of(share_app(server))
 
 
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """Return a client of an application, for tests that are many and change nothing in it."""
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """Return a client of an application."""
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 

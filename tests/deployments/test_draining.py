@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from remora.deployments.draining import drain
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.ray_private import shutdown_check
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_config
+from tests.deployments.http.shared_app import share_http_app
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Replica:
 async def replica() -> AsyncGenerator[Replica, None]:
     engine = DrainedEngine()
     server = ServerState.over(FakeServer(client=engine, config=make_config(drain_timeout_s=0.5)))
-    app = build_http_app(server, access=lambda: Access(is_local=True))
+    app = share_http_app(server, access=lambda: Access(is_local=True))
     async with client_of(app) as client:
         yield Replica(server, engine, client)
 

@@ -12,11 +12,11 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.live_update import LiveSettings
 from tests.deployments.fakes import CharTokenizer, FakeServer, client_of
+from tests.deployments.http.shared_app import share_http_app
 
 ARGS: dict[str, Any] = {"model": {"path": "tiny"}, "limits": {"max_n": 4}}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -47,7 +47,7 @@ async def replica() -> AsyncGenerator[Replica, None]:
     )
     state = ServerState.over(server)
     settings = LiveSettings(ARGS, state, Access(is_local=True))
-    async with client_of(build_http_app(state, access=lambda: settings.access)) as client:
+    async with client_of(share_http_app(state, access=lambda: settings.access)) as client:
         yield Replica(server, settings, client)
     logging.getLogger("remora").setLevel(level)
 

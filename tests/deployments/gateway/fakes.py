@@ -26,7 +26,7 @@ from remora.deployments.gateway.wait_queue import Phase, WaitQueue
 from remora.deployments.http.core.auth import Access
 from remora.deployments.routing.key import RouteKey
 from remora.engine.types import Output, Request, SequenceOutput
-from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_server_config
+from tests.deployments.fakes import FakeEngine, FakeServer, make_server_config, share_app
 
 NODE = "here"
 
@@ -45,7 +45,7 @@ class Replica:
         self._dead = asyncio.Event()
         self.num_failures = 0
         self.relay = Relay(
-            lambda: make_app(self.server),
+            lambda: share_app(self.server),
             self.server.client.check_health,
             num_failures=lambda: self.num_failures,
             own_ids=lambda: (node_id, name),

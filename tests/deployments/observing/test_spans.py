@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.telemetry import Telemetry
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_server_config
+from tests.deployments.http.shared_app import share_http_app
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
 grpc = pytest.importorskip("grpc")
@@ -52,7 +52,7 @@ async def ask(endpoint: str | None, engine: FakeEngine, **headers: str) -> None:
     config = make_server_config(metrics={"trace_endpoint": endpoint})
     server = ServerState.over(FakeServer(engine, config=config))
     telemetry = Telemetry(server, "r1")
-    app = build_http_app(server, access=lambda: Access(is_local=True))
+    app = share_http_app(server, access=lambda: Access(is_local=True))
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5, "rid": "mine"}
     async with client_of(app) as client:
         await client.post("/v1/chat/completions", json=body, headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ STOPS = tuple(range(20, 60))  # a random model ends seldom, so some tokens more 
 COUNT = 18
 
 Found = list[tuple[list[int], float]]
+Judge = Callable[..., Found]
 
 CASES = [
     {"width": width, "length_penalty": penalty, "early_stopping": early}
@@ -33,8 +34,18 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def model(tiny_checkpoints: TinyCheckpoints) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_checkpoints("llama"), dtype=torch.float32)
+def judge(tiny_checkpoints: TinyCheckpoints) -> Judge:
+    """What transformers finds; once for each search, which all engines are compared with."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoints("llama"), dtype=torch.float32)
+    made: dict[str, Found] = {}
+
+    def find(prompt: list[int], **search: Any) -> Found:
+        key = repr((prompt, search))
+        if key not in made:
+            made[key] = expected(model, prompt, **search)
+        return made[key]
+
+    return find
 
 
 @pytest.fixture(scope="module", params=["program", "torch"])
@@ -110,12 +121,12 @@ def same(got: Found, want: Found) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_scores_are_those_of_transformers(
-    llm: LLM, model: Any, case: dict[str, Any]
+    llm: LLM, judge: Judge, case: dict[str, Any]
 ) -> None:
     got = llm.generate(PROMPTS, params(**case))
 
     for prompt, generation in zip(PROMPTS, got, strict=True):
-        assert same(found(generation), expected(model, prompt, **case)), prompt
+        assert same(found(generation), judge(prompt, **case)), prompt
     reasons = {each.finish_reason for answer in got for each in answer.completions}
     assert reasons <= {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -135,9 +146,9 @@ def test_outputs_and_scores_are_those_of_transformers(
     ids=str,
 )
 def test_other_parameters_apply_to_log_probabilities(
-    llm: LLM, model: Any, ours: dict[str, Any], theirs: dict[str, Any]
+    llm: LLM, judge: Judge, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     got = llm.generate(PROMPTS, params(width=4, **ours))
 
     for prompt, generation in zip(PROMPTS, got, strict=True):
-        assert same(found(generation), expected(model, prompt, width=4, **theirs)), prompt
+        assert same(found(generation), judge(prompt, width=4, **theirs)), prompt

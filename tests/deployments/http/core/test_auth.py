@@ -16,6 +16,7 @@ from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import OPEN_PATHS, Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, methods_of
+from tests.deployments.http.shared_app import share_http_app
 
 KEY, ADMIN_KEY = "sk-caller", "sk-operator"
 CALLERS = Access(keys=Keys(["sk-other", KEY]))
@@ -23,14 +24,15 @@ BOTH = Access(keys=Keys([KEY]), admin_keys=Keys([ADMIN_KEY]))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-def make_guarded_app(access: Access, server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(ServerState.over(server or FakeServer()), access=lambda: access)
+def make_guarded_app(access: Access) -> FastAPI:
+    return build_http_app(ServerState.over(FakeServer()), access=lambda: access)
 
 
 def make_guarded(
     access: Access, key: str | None = None, server: FakeServer | None = None
 ) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=make_guarded_app(access, server))
+    app = share_http_app(ServerState.over(server or FakeServer()), access=lambda: access)
+    transport = httpx.ASGITransport(app=app)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 

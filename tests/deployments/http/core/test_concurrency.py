@@ -12,7 +12,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.deployments.http.core.concurrency import ConcurrencyLimiter
 from remora.deployments.http.generation.server_state import ServerState
-from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_app, make_config
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_config
 from tests.deployments.http.refusals import refusals_of
 from tests.moments import end, nothing_left, steps
 
@@ -37,7 +37,7 @@ async def ask(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
 @pytest.mark.observes("api.max_concurrent_requests")
 async def test_one_request_more_than_may_run_is_refused() -> None:
     server, gate = busy_server()
-    async with client_of(make_app(server)) as client:
+    async with make_client(server) as client:
         running = [await ask(client), await ask(client)]
         refused = await (await ask(client))
         assert (await client.get("/health_generate")).status_code == 200  # not counted
@@ -55,7 +55,7 @@ async def test_one_request_more_than_may_run_is_refused() -> None:
 @pytest.mark.observes("api.wait_when_busy")
 async def test_one_request_more_than_may_run_waits() -> None:
     server, gate = busy_server(wait_when_busy=True)
-    async with client_of(make_app(server)) as client:
+    async with make_client(server) as client:
         tasks = [await ask(client) for _ in range(4)]
         num_running = len(server.client.running)
         gate.set()

@@ -23,6 +23,7 @@ from tests.deployments.fakes import (
     make_config,
     make_plan,
     methods_of,
+    share_app,
 )
 
 TURNS = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -127,7 +128,7 @@ def make_server(dialect: str, **engine: Any) -> FakeServer:
 
 def client_of(server: FakeServer, prefix: str = "") -> httpx.AsyncClient:
     transport = httpx.ASGITransport(
-        app=make_app(server), root_path=prefix, raise_app_exceptions=False
+        app=share_app(server), root_path=prefix, raise_app_exceptions=False
     )
     return httpx.AsyncClient(transport=transport, base_url=f"http://localhost{prefix}")
 

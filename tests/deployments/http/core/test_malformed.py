@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.types import ASGIApp
 
 from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.core.fields import Body
@@ -46,10 +46,10 @@ from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameter
 from tests.deployments.fakes import (
     FakeServer,
     client_of,
-    make_app,
     make_client,
     make_config,
     make_plan,
+    share_app,
 )
 from tests.deployments.http.core import bad_values as bad
 from tests.deployments.http.core.bad_values import ADD, HELLO, NOWHERE_VALID, BadValues
@@ -194,9 +194,9 @@ def bad_values_of(place: Place, name: str) -> list[Any]:
 
 
 @cache
-def app_of(dialect: str, unknown_fields: str) -> FastAPI:
+def app_of(dialect: str, unknown_fields: str) -> ASGIApp:
     fields = {"unknown_fields": unknown_fields, "max_body_bytes": 10**6}
-    return make_app(
+    return share_app(
         FakeServer(config=make_config(generate_dialect=dialect, tool_parser="hermes", **fields))
     )
 

@@ -14,7 +14,6 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.tenants import EVERYONE, Tenant
@@ -22,6 +21,7 @@ from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_serv
 from tests.deployments.http.batches.jobs import make_line, make_runner, opened, start
 from tests.deployments.http.core.test_auth import GENERATIONS
 from tests.deployments.http.refusals import refusals_of
+from tests.deployments.http.shared_app import share_http_app
 
 COMPLETIONS = "/v1/completions"
 ACME = {"authorization": "Bearer sk-acme"}
@@ -52,7 +52,7 @@ def tenanted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServeConfig]:
 
 def app_of(server: FakeServer) -> tuple[httpx.AsyncClient, ServerState]:
     state, access = ServerState.over(server), Access.of(server.config, is_local=True)
-    return client_of(build_http_app(state, access=lambda: access)), state
+    return client_of(share_http_app(state, access=lambda: access)), state
 
 
 async def ask(

@@ -24,7 +24,7 @@ import httpx
 
 from remora.deployments.http.core.fields import Body
 from remora.engine.types import Request
-from tests.deployments.fakes import FakeServer, client_of, make_app
+from tests.deployments.fakes import FakeServer, client_of, share_app
 from tests.deployments.http.conformance import content_of
 
 DOCS = Path(__file__).parents[4] / "docs" / "http-api.md"
@@ -269,7 +269,7 @@ async def faults_of(
 ) -> list[str]:
     """Return how an API's fields differ from its table; of the API's own fake server by default."""
     if client is None:
-        async with client_of(make_app(api.server)) as own:
+        async with client_of(share_app(api.server)) as own:
             return await faults_of(api, own, api.server)
     found = [await fault_of(client, server, api, place, row) for place, row in api.rows.items()]
     return [fault for fault in found if fault is not None]

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from remora.configs.errors import ConfigError, EngineError
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.integration.short_paths import SHORT_PATHS, full_path
@@ -26,6 +25,7 @@ from tests.deployments.fakes import (
     methods_of,
 )
 from tests.deployments.gateway.fakes import Replica, gateway, ready
+from tests.deployments.http.shared_app import share_http_app
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 PAGE = "https://chat.example.com"
@@ -34,7 +34,7 @@ PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST"}
 
 def client_with_key(server: FakeServer) -> httpx.AsyncClient:
     access = Access(keys=Keys(["secret"]))
-    return client_of(build_http_app(ServerState.over(server), access=lambda: access))
+    return client_of(share_http_app(ServerState.over(server), access=lambda: access))
 
 
 # -- paths without /v1 -------------------------------------------------------------------------

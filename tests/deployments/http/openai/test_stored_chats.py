@@ -9,10 +9,10 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionDeleted
 
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeServer, client_of, make_client, make_config
+from tests.deployments.http.shared_app import share_http_app
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
@@ -83,7 +83,7 @@ async def test_lists_have_pages_and_filters() -> None:
 
 async def test_owners_see_their_own_chats_even_under_the_same_id() -> None:
     access = Access(keys=Keys(["alice", "bob"]), admin_keys=Keys(["root"]))
-    app = build_http_app(ServerState.over(FakeServer()), access=lambda: access)
+    app = share_http_app(ServerState.over(FakeServer()), access=lambda: access)
 
     def headers(key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {key}"}

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access, Keys
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.playground.page import CONTENT_SECURITY_POLICY
@@ -19,6 +18,7 @@ from remora.deployments.http.playground.static_files import FOLDER, static_files
 from remora.deployments.live_update import LiveSettings
 from tests.deployments.fakes import CharTokenizer, FakeServer, make_client, make_config
 from tests.deployments.gateway.fakes import Replica, gateway, ready
+from tests.deployments.http.shared_app import share_http_app
 
 HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 PLAIN = "remora is running"
@@ -31,7 +31,7 @@ async def client_at(
     root: str = "", *, key: bool = False
 ) -> AsyncGenerator[httpx.AsyncClient, None]:
     access = Access(keys=Keys(["secret"]) if key else None)
-    app = build_http_app(ServerState.over(FakeServer()), access=lambda: access)
+    app = share_http_app(ServerState.over(FakeServer()), access=lambda: access)
     transport = httpx.ASGITransport(app=app, root_path=root)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -80,7 +80,7 @@ async def test_it_can_be_switched_off_while_the_server_runs() -> None:
     server = FakeServer(tokenizer=Unlimited())
     state = ServerState.over(server)
     settings = LiveSettings(args, state, Access())
-    app = build_http_app(state, access=lambda: settings.access)
+    app = share_http_app(state, access=lambda: settings.access)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
