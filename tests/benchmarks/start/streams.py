@@ -1,6 +1,6 @@
 """Compare two servers that run: streams in strict alternation, so that both see the same machine.
 
-    python -m tests.benchmarks.servers URL_A URL_B [--rounds 60] [--streams 1,16]
+    python -m tests.benchmarks.start.streams URL_A URL_B [--rounds 60] [--streams 1,16]
 
 Each round sends the same prompts to one and then to the other, in changing order; each is asked
 for TOKENS tokens by each stream. Prints the medians of the seconds of a round and the mean ratio
