@@ -25,31 +25,27 @@ def bind_options(folder: Path, tls: Tls) -> str:
     return options
 
 
-def write_certificates(folder: Path, tls: Tls) -> None:
-    """Write the files, readable by this user alone. Raises OSError."""
-    for name, text in _files(tls).items():
+def write_certificates(folder: Path, tls: Tls) -> dict[str, str]:
+    """Write the files, readable by this user alone; return their texts. Raises OSError."""
+    files = _files(tls)
+    for name, text in files.items():
         draft = folder / f"{name}.draft"
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         draft.rename(folder / name)
+    return files
 
 
 def renew_certificates(folder: Path, tls: Tls) -> None:
     """Write the files again, and make a HAProxy that runs use them. Raises OSError."""
-    write_certificates(folder, tls)
+    files = write_certificates(folder, tls)
     control = _control_socket(folder)
-    for name, text in _files(tls).items():
-        kind = "cert" if name == BUNDLE else "ca-file"
-        path = folder / name
-        steps = (
-            (f"set ssl {kind} {path} <<\n{text}", ("ransaction created", "ransaction updated")),
-            (f"commit ssl {kind} {path}", ("Success",)),
-        )
-        for command, successes in steps:
-            reply = _tell(control, command)
-            if not any(success in reply for success in successes):
-                raise OSError(f"HAProxy answers {reply.strip() or 'nothing'!r}")
+    for name, text in files.items():
+        what = f"ssl {'cert' if name == BUNDLE else 'ca-file'} {folder / name}"
+        reply = _tell(control, f"set {what} <<\n{text}") + _tell(control, f"commit {what}")
+        if "Success" not in reply:
+            raise OSError(f"HAProxy answers {reply.strip() or 'nothing'!r}")
 
 
 def _files(tls: Tls) -> dict[str, str]:

