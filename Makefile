@@ -29,9 +29,9 @@ test: $(STAMP)  ## Run the tests, less the slow ones
 	$(BIN)/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) --dist loadscope --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "ray and not slow"
 
-test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, servers under fire
-	$(BIN)/python -m pytest -m "slow and not ray" $(SIDE_BY_SIDE) --dist worksteal
-	$(BIN)/python -m pytest -m "slow and ray"
+test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, servers under fire; SLICE=1/3: a third
+	$(BIN)/python -m pytest -m "slow and not ray" $(SIDE_BY_SIDE) --dist worksteal $(SLICE:%=--slice %)
+	$(BIN)/python -m pytest -m "slow and ray" $(SLICE:%=--slice %)
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py

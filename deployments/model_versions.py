@@ -13,6 +13,7 @@ from typing import Any
 
 from remora.configs.model_names import HubModel, parse_model_name
 from remora.configs.multiple_models import MODELS
+from remora.configs.sections.model import download_folder
 
 # Keys that name a model, by section.
 _KEYS = (("model", "path"), ("model", "tokenizer_path"), ("speculation", "draft_model"))
@@ -25,10 +26,12 @@ def pin_versions(args: Mapping[str, Any]) -> dict[str, Any]:
     replica's error explains why.
     """
     pinned = dict(args)
+    model = pinned.get("model")
+    folder = download_folder(model.get("download_dir")) if isinstance(model, Mapping) else None
     for section, key in _KEYS:
         values = pinned.get(section)
         if isinstance(values, Mapping) and isinstance(values.get(key), str):
-            pinned[section] = {**values, key: _pin(values[key])}
+            pinned[section] = {**values, key: _pin(values[key], folder)}
     lora = pinned.get("lora")
     if isinstance(lora, Mapping) and lora.get("adapters"):
         entries = [{**entry, "path": _pin(entry["path"])} for entry in lora["adapters"]]
@@ -38,7 +41,7 @@ def pin_versions(args: Mapping[str, Any]) -> dict[str, Any]:
     return pinned
 
 
-def _pin(name: str) -> str:
+def _pin(name: str, folder: Path | None = None) -> str:
     if Path(name).expanduser().exists():
         return name
     model = parse_model_name(name)
@@ -46,4 +49,4 @@ def _pin(name: str) -> str:
         return name
     from remora.engine.sources.models import pinned
 
-    return f"{'hf://' if name.startswith('hf://') else ''}{pinned(model).text}"
+    return f"{'hf://' if name.startswith('hf://') else ''}{pinned(model, folder).text}"

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ if NUM_THREADS == 1:
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 
 # Machines that run the tests are shared: how long an example takes says nothing.
-settings.register_profile("remora", deadline=None)
+settings.register_profile("remora", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=400)
 settings.load_profile("remora")
 
 # Ray reads these when it is first imported, whichever test that happens in.
@@ -40,14 +42,22 @@ os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
 
 
 # They begin first, so that no worker is left alone with one of them at the end.
-LONGEST = ("test_smollm2.py", "test_structured.py", "gpu/test_compiled.py")
+LONGEST = ("gpu/test_compiled.py", "test_smollm2.py", "test_structured.py", "cpu/test_build.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare how a run takes a part of the tests."""
+    parser.addoption("--slice", metavar="N/M", help="run the Nth of M parts of the chosen tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what uses the shared cluster as needing Ray; put the longest modules first."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ray)
+    if chosen := config.getoption("slice"):
+        number, count = map(int, chosen.split("/"))
+        items[:] = [each for each in items if crc32(each.nodeid.encode()) % count == number - 1]
     items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
 
 

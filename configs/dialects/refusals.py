@@ -148,9 +148,6 @@ REFUSALS: Mapping[str, Rule] = {
         "debug.log_step_times logs steps"
     ),
     "debug.tensor_dump.inject": Refused("not offered: injecting layer inputs"),
-    "weights.download_dir": Refused(
-        "models are downloaded to the hub library's cache; set the environment variable HF_HOME"
-    ),
     "moe.dense_tp_size": Means(keys=(), reads=_of_dense_tp, why=_ALIKE),
     "lora.chunk_size": NoEffect("the adapter kernel chooses its sizes; same outputs"),
     "routing.wrr_available_ratio": Refused("replicas have no weights; see routing.policy"),

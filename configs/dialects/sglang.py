@@ -121,6 +121,7 @@ RULES: Mapping[str, Rule] = {
     "--dtype": DTYPE,
     "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),
     "--trust-remote-code": TRUST_CODE,
+    "--download-dir": Sets(key="model.download_dir"),
     "--load-format": Sets(
         key="model.load_format",
         table=_LOAD_FORMATS,

@@ -48,6 +48,9 @@ class ApiSection(Section):
     """Whether GET / answers browsers with a page to try the server. The page itself needs no API
     key; what it asks the server for does. Other clients get the plain answer at / in any case."""
 
+    docs: bool = True
+    """Whether /docs and /openapi.json describe the API. false = HTTP 404."""
+
     cors: CorsSection | None = None
     """Web pages of other origins that may use this server: {origins: [https://chat.example.com]}.
     Default: none; browsers keep the answers from pages of other origins."""
@@ -105,6 +108,11 @@ class ApiSection(Section):
     stream_usage: Literal["on_request", "final", "continuous"] = "on_request"
     """Usage in streams of /v1/chat/completions and /v1/completions: on_request = as
     stream_options say; final = always in a last chunk; continuous = in each chunk, too."""
+
+    request_metrics: bool = False
+    """Whether answers of /v1/chat/completions, /v1/completions and /v1/responses with one output
+    have `metrics`: times of the request and acceptance of drafts. Streams have them in their last
+    chunk with the usage."""
 
     system_fingerprint: Annotated[str, Field(min_length=1, max_length=256)] = "auto"
     """`system_fingerprint` of OpenAI's answers: auto = changes with whatever may change answers to

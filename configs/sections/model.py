@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,6 +37,11 @@ class QuantizationOverride(Section):
 
     format: Literal["none", "int8", "int5", "int4"]
     """Format: groups of 64 weights in int8, of 32 in int5 and int4; none = the model's own."""
+
+
+def download_folder(download_dir: str | None) -> Path | None:
+    """Return the folder that `model.download_dir` names; None = the caches of this machine."""
+    return None if download_dir is None else Path(download_dir).expanduser()
 
 
 class ModelSection(Section):
@@ -90,6 +96,10 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     """Whether Python code from the checkpoint may run, if config.json or the tokenizer refers to
     it. It can do everything that the server can: read it first."""
+
+    download_dir: Name | None = None
+    """Absolute path of a folder for downloads of remote models, tokenizers and drafts, in the hub
+    library's layout. Default: its cache (HF_HOME), and for URLs remora's (REMORA_CACHE)."""
 
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """Format of the weight files: auto = safetensors or GGUF, by `path`; pt = PyTorch files
@@ -165,7 +175,17 @@ class ModelSection(Section):
     )
     """Token ids that end an output. Default: the checkpoint's."""
 
+    @property
+    def download_folder(self) -> Path | None:
+        """The folder for downloads; None = the caches of this machine."""
+        return download_folder(self.download_dir)
+
     def _conflicts(self) -> Iterator[tuple[str, str]]:
+        if self.download_folder is not None and not self.download_folder.is_absolute():
+            yield (
+                "download_dir",
+                "must be an absolute path: replicas have working directories of their own",
+            )
         if self.path.endswith(".gguf") and self.load_format in ("safetensors", "pt"):
             yield "load_format", "path is a .gguf file; use load_format auto or gguf"
         if self.path.endswith(".gguf") and not self.mmap:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -54,14 +52,10 @@ def _fill(folder: Path, names: list[str] | None) -> Path:
         raise NativeUnavailable("no compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
     sources, cache = hash_sources(), cache_dir() / KERNELS
-
-    def add(variant: Variant) -> None:
+    for variant in variants:
         library = variant.compile(cache, compilers[variant.machine])
         shutil.copyfile(library, folder / variant.file_name(sources))
         answer(f"{variant.machine} {variant.name}")
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(add, variants))
     return folder
 
 

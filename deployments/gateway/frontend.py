@@ -84,7 +84,7 @@ def build_front(
     """
     guarded = Gate(_Front(models, config, metrics, shutdown), access=access)
     edge = Edge(
-        Playground(guarded, is_on=lambda: config().api.playground),
+        Playground(guarded, settings=lambda: config().api),
         limits=lambda: config().limits,
         dialect_of=partial(dialect_of, generate=config().api.generate_dialect),
         echo_request_id=False,

@@ -196,7 +196,7 @@ def build_http_app(
         count=server.metrics.count_response,
         count_refusal=server.metrics.count_refusal,
     )
-    playground = Middleware(Playground, is_on=lambda: server.config.api.playground)
+    playground = Middleware(Playground, settings=lambda: server.config.api)
     load_report = Middleware(LoadReport, stats=server.client.stats)
     cors = cors_middlewares(server.config.api.cors)
     app = FastAPI(

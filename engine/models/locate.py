@@ -33,6 +33,7 @@ def locate_model(
         weights=weights if with_weights else "none",
         check=partial(check_served, model),
         show_progress=show_progress,
+        folder=model.download_folder,
     )
     return resolve_model(model.path, cache_dir(), wanted)
 
@@ -43,8 +44,18 @@ def locate_draft(config: ServeConfig, *, show_progress: bool = False) -> Path | 
     if section.draft_model is None:
         return None
     weights: Weights = "any" if section.method == "eagle" else "safetensors"
-    wanted = Wanted(weights=weights, show_progress=show_progress)
+    wanted = Wanted(
+        weights=weights, show_progress=show_progress, folder=config.model.download_folder
+    )
     return resolve_model(section.draft_model, cache_dir(), wanted)
+
+
+def locate_tokenizer(model: ModelSection, *, show_progress: bool = False) -> Path | None:
+    """Return the place of the tokenizer; None if the model's own is configured."""
+    if model.tokenizer_path is None:
+        return None
+    wanted = Wanted(weights="none", show_progress=show_progress, folder=model.download_folder)
+    return resolve_model(model.tokenizer_path, cache_dir(), wanted)
 
 
 def check_served(model: ModelSection, folder: Path) -> None:

@@ -35,11 +35,15 @@ class LocalFolder:
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A repository of the Hugging Face hub; as a root (name is None) all of an owner's."""
+    """A repository of the Hugging Face hub; as a root (name is None) all of an owner's.
+
+    cache:  folder for its files; None = the hub library's own
+    """
 
     owner: str
     name: str | None
     revision: str | None
+    cache: Path | None = None
 
     @property
     def repo_id(self) -> str:
@@ -133,7 +137,8 @@ def _parse_hub(rest: str, pattern: re.Pattern[str], expected: str) -> HubRepo:
     match = pattern.fullmatch(rest.removesuffix("/"))
     if match is None or ".." in rest:
         raise ValueError(f"expected {expected}")
-    return HubRepo(*match.groups())
+    owner, name, revision = match.groups()
+    return HubRepo(owner, name, revision)
 
 
 def _parse_remote(scheme: str, rest: str) -> RemoteFolder:

@@ -71,9 +71,16 @@ class Listing:
     sizes: Mapping[str, int | None]
 
 
-def cache_folder() -> Path:
-    """Return the hub library's cache folder, which may not exist yet."""
+def cache_folder(repo: HubRepo | None = None) -> Path:
+    """Return the cache folder, of a repository or the hub library's; it may not exist yet."""
+    if repo is not None and repo.cache is not None:
+        return repo.cache
     return Path(constants.HF_HUB_CACHE)
+
+
+def _folder_setting(repo: HubRepo) -> str:
+    """Return the name of the setting that says where a repository's cache folder is."""
+    return "HF_HOME" if repo.cache is None else "model.download_dir"
 
 
 def endpoint() -> str:
@@ -83,7 +90,7 @@ def endpoint() -> str:
 
 def repo_folder(repo: HubRepo) -> Path:
     """Return the folder of a repository in the cache, which may not exist."""
-    return cache_folder() / f"models--{repo.owner}--{repo.name}"
+    return cache_folder(repo) / f"models--{repo.owner}--{repo.name}"
 
 
 def cached_snapshot(repo: HubRepo) -> Path | None:
@@ -164,7 +171,13 @@ def _fetch_file(repo: HubRepo, commit: str, name: str, advance: Advance) -> None
         _fetch_blob(repo, facts.etag, size, url, advance)
         size = 0
     # Finds the content in blobs, or fetches it, and makes the link in the snapshot.
-    hf_hub_download(repo.repo_id, name, revision=commit, etag_timeout=_TIMEOUT_S)
+    hf_hub_download(
+        repo.repo_id,
+        name,
+        revision=commit,
+        cache_dir=cache_folder(repo),
+        etag_timeout=_TIMEOUT_S,
+    )
     advance(size)
 
 
@@ -172,7 +185,7 @@ def _fetch_blob(repo: HubRepo, etag: str, size: int, url: str, advance: Advance)
     """Write a file's content to blobs, continuing what has arrived earlier."""
     blob = repo_folder(repo) / "blobs" / etag
     # The library's own lock of the file, so that neither it nor another process writes it, too.
-    lock = cache_folder() / ".locks" / repo_folder(repo).name / f"{etag}.lock"
+    lock = cache_folder(repo) / ".locks" / repo_folder(repo).name / f"{etag}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     blob.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
@@ -263,15 +276,15 @@ def _explained(repo: HubRepo) -> Iterator[None]:
         raise _http_fault(repo, error) from error
     except PermissionError as error:
         raise SourceFault(
-            f"the cache folder {cache_folder()} cannot be written ({error.strerror}); set HF_HOME "
-            "to a writable folder"
+            f"the cache folder {cache_folder(repo)} cannot be written ({error.strerror}); set "
+            f"{_folder_setting(repo)} to a writable folder"
         ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(cache_folder()).free
+            free = shutil.disk_usage(cache_folder(repo)).free
             raise SourceFault(
-                f"the disk of {cache_folder()} is full ({free:,} bytes free): free space, or set "
-                "HF_HOME to a folder on a larger disk"
+                f"the disk of {cache_folder(repo)} is full ({free:,} bytes free): free space, or "
+                f"set {_folder_setting(repo)} to a folder on a larger disk"
             ) from error
         raise
 

@@ -60,19 +60,23 @@ class Wanted:
     weights:        their format; none = only what is read before them
     check:          called with a folder that has all but the weights; raises ConfigError
     show_progress:  whether a terminal shows the progress
+    folder:         where downloads are kept; None = the caches of this machine
     """
 
     weights: Weights = "safetensors"
     check: Callable[[Path], None] = no_check
     show_progress: bool = False
+    folder: Path | None = None
 
 
 def fetch_model(model: HubModel | UrlModel, cache: Path, wanted: Wanted) -> Path:
     """Return the folder, or the first GGUF file, of a model.
 
-    cache:  folder for models of URLs; those of the hub are in the hub library's own
+    cache:  folder for models of URLs, unless `wanted` names another; those of the hub are in the
+            hub library's own
     Raises ConfigError of `wanted.check`, SourceFault, SourceUnreachable.
     """
+    cache = wanted.folder or cache
     if isinstance(model, HubModel):
         if modelscope.is_chosen(os.environ):
             url = modelscope.url_of_name(model)
@@ -87,8 +91,10 @@ def url_of(home: Path) -> str:
     return note.read_text(encoding="utf-8") if note.is_file() else ""
 
 
-def pinned(model: HubModel) -> HubModel:
+def pinned(model: HubModel, folder: Path | None = None) -> HubModel:
     """Return the model at the commit that its revision means now, or meant in the cache.
+
+    folder:  where downloads are kept; None = the cache of this machine
 
     Without either, return it as it is: fetching it explains why.
     """
@@ -96,7 +102,7 @@ def pinned(model: HubModel) -> HubModel:
         return model
     from remora.engine.sources import hub
 
-    repo = _repo(model)
+    repo = _repo(model, folder)
     try:
         return model.at(hub.commit_of(repo))
     except Exception as error:  # a boundary of several libraries: fetching reports it
@@ -105,8 +111,8 @@ def pinned(model: HubModel) -> HubModel:
         return model if snapshot is None else model.at(snapshot.name)
 
 
-def _repo(model: HubModel) -> HubRepo:
-    return HubRepo(model.owner, model.name, model.revision)
+def _repo(model: HubModel, folder: Path | None) -> HubRepo:
+    return HubRepo(model.owner, model.name, model.revision, folder)
 
 
 # -- the hub ---------------------------------------------------------------------------------
@@ -116,7 +122,7 @@ def _fetch_from_hub(model: HubModel, wanted: Wanted) -> Path:
     # Slow to import and rarely needed.
     from remora.engine.sources import hub
 
-    repo = _repo(model)
+    repo = _repo(model, wanted.folder)
     snapshot = hub.cached_snapshot(repo)
     cached = None if snapshot is None else find_complete(snapshot, model.file, wanted.weights)
     if cached is not None and snapshot is not None and snapshot.name == model.revision:
@@ -135,7 +141,7 @@ def _fetch_from_hub(model: HubModel, wanted: Wanted) -> Path:
     def fetch(names: Iterable[str]) -> Path:
         chosen = list(names)
         num_bytes = hub.missing_bytes(repo, listing, chosen)
-        _check_disk(model.text, num_bytes - _arrived(hub.repo_folder(repo)), hub.cache_folder())
+        _check_disk(model.text, num_bytes - _arrived(hub.repo_folder(repo)), hub.cache_folder(repo))
 
         def attempt() -> Path:
             left = hub.missing_bytes(repo, listing, chosen)
@@ -301,5 +307,6 @@ def _check_disk(name: str, num_bytes: int, folder: Path) -> None:
         raise SourceFault(
             f"downloading {name} needs {human_bytes(num_bytes)}, and the disk of {folder} has "
             f"{human_bytes(free)} free: free space (`remora models`, `remora rm NAME`), or set "
-            "HF_HOME (models of URLs: REMORA_CACHE) to a folder on a larger disk"
+            "model.download_dir or HF_HOME (models of URLs: REMORA_CACHE) to a folder on a larger "
+            "disk"
         )

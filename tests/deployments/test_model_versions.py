@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from remora.deployments.model_versions import pin_versions
+from remora.engine.sources.models import Wanted
+from remora.engine.weights.resolve_model import resolve_model
 from tests.engine.sources.hub_server import OFFLINE_ADDRESS, Hub, point_to, serving_hub
 
 REPO = "me/tiny"
@@ -38,6 +40,18 @@ def test_names_of_the_hub_get_their_commit(hub: Hub, tmp_path: Path) -> None:
     assert pin_versions({"models": [args]})["models"] == [pin_versions(args)]
     gguf = {"model": {"path": f"{REPO}:Q4_0"}}
     assert pin_versions(gguf) == {"model": {"path": f"{at}:Q4_0"}}
+
+
+def test_a_folder_for_downloads_may_know_the_commit(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "downloads"
+    resolve_model(REPO, tmp_path, Wanted(weights="none", folder=place))
+    point_to(monkeypatch, OFFLINE_ADDRESS)
+    args = {"model": {"path": REPO, "download_dir": str(place)}}
+
+    assert pin_versions(args)["model"]["path"] == f"{REPO}@{hub.commit}"
+    assert pin_versions({"model": {"path": REPO}})["model"]["path"] == REPO
 
 
 def test_other_names_stay(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

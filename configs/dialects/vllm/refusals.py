@@ -55,9 +55,6 @@ HTTP: Mapping[str, Rule] = {
         otherwise="not offered: stricter than the request says; auto works",
     ),
     "--enable-prompt-tokens-details": NoEffect("the usage always includes cached tokens"),
-    "--enable-per-request-metrics": Refused(
-        "not offered: timings in answers of OpenAI's APIs; metrics.log_request_times logs them"
-    ),
     "--enable-server-load-tracking": NoEffect("/load always reports requests in progress"),
     "--enable-log-deltas": NoEffect("an answer is logged once, as a whole"),
     "--cohere-is-reasoning-model": _COHERE,
@@ -77,9 +74,6 @@ HTTP: Mapping[str, Rule] = {
     "--ssl-ciphers": Refused("TLS 1.2 and 1.3 are spoken, with the ciphers that OpenSSL chooses"),
     "--middleware": _OWN_CODE,
     "--enable-request-id-headers": NoEffect("responses always have x-request-id"),
-    "--disable-fastapi-docs": Refused(
-        "/docs is always served; /openapi.json is behind api.api_key if it is set"
-    ),
     "--enable-offline-docs": NoEffect("/docs needs no files from elsewhere"),
     "--enable-flash-late-interaction": NoEffect("late interaction is not scored"),
     "--io-processor-plugin": _OWN_CODE,
@@ -221,9 +215,6 @@ OBSERVING: Mapping[str, Rule] = {
     "--show-hidden-metrics-for-version": NoEffect("no metric is hidden"),
     "--collect-detailed-traces": Refused(
         "each request has the spans queued, prefill and decode; debug.profile_dir shows kernels"
-    ),
-    "--per-request-spec-decode-metrics": Refused(
-        "not offered: acceptance in answers; /metrics counts accepted drafts"
     ),
     "--kv-cache-metrics": _DETAIL,
     "--kv-cache-metrics-sample": _DETAIL,

@@ -73,6 +73,19 @@ HTTP: Mapping[str, Rule] = {
     "--enable-force-include-usage": Sets(
         key="api.stream_usage", table={True: "final", False: "on_request"}
     ),
+    "--disable-fastapi-docs": Sets(key="api.docs", invert=True),
+    "--enable-per-request-metrics": Sets(
+        key="api.request_metrics",
+        unset={False: "it is the default"},
+        how="times are taken where answers are written; also acceptance of drafts",
+    ),
+    "--per-request-spec-decode-metrics": Sets(
+        key="api.request_metrics",
+        table={"summary": True},
+        unset={"none": "it is the default"},
+        refuse={"detailed": "not offered: acceptance step by step; summary works"},
+        how="without the histogram of lengths; with times",
+    ),
     "--enable-tokenizer-info-endpoint": Sets(key="api.tokenizer_info"),
     "--stream-interval": Sets(key="api.stream_interval_tokens"),
     "--max-logprobs": Sets(
@@ -119,6 +132,7 @@ MODEL: Mapping[str, Rule] = {
     "--enable-sleep-mode": Sets(
         key="engine.sleep_mode", how="on a CPU without adapters, draft models and draft heads"
     ),
+    "--download-dir": Sets(key="model.download_dir"),
     "--load-format": model_values.LOAD_FORMAT,
     "--safetensors-load-strategy": model_values.STRATEGY,
     "--safetensors-prefetch-num-threads": model_values.PREFETCH,

@@ -27,10 +27,7 @@ def pull(
 
     Only the files that serving needs. An interrupted download continues.
     """
-    from remora.configs.environment import cache_dir
-    from remora.engine.models.locate import locate_draft, locate_model
-    from remora.engine.sources.models import Wanted
-    from remora.engine.weights.resolve_model import resolve_model
+    from remora.engine.models.locate import locate_draft, locate_model, locate_tokenizer
 
     for name in names:
         for model in read_models([name], None, read_overrides(settings)).values():
@@ -40,9 +37,7 @@ def pull(
             if draft is not None:
                 written = model.config.speculation.draft_model
                 answer(f"{written}: {human_bytes(_size(draft))} in {draft}")
-            if model.config.model.tokenizer_path is not None:
-                tokenizer = Wanted(weights="none", show_progress=True)
-                resolve_model(model.config.model.tokenizer_path, cache_dir(), tokenizer)
+            locate_tokenizer(model.config.model, show_progress=True)
 
 
 def _size(path: Path) -> int:

@@ -130,7 +130,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 # Starlette's message -> the message that replaces it.
 _PLAIN_MESSAGES = {
-    "Not Found": "There is nothing at this path. /docs lists what this server answers.",
+    "Not Found": "There is nothing at this path. /docs lists what this server answers, unless it "
+    "is turned off (api.docs).",
     "Method Not Allowed": "This path has other methods; the header `allow` names them.",
 }
 _INTERNAL_MESSAGE = "Something went wrong on our side; the server's log says more."

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, S
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
@@ -167,9 +168,16 @@ class Replies:
         reply.add(output)
         return reply
 
-    async def gather(self, outputs: AsyncIterable[tuple[int, Output]]) -> list[Reply]:
-        """Append all outputs until the request ends, and return the replies."""
+    async def gather(
+        self, outputs: AsyncIterable[tuple[int, Output]], clock: ReplyClock | None = None
+    ) -> list[Reply]:
+        """Append all outputs until the request ends, and return the replies.
+
+        clock:  notes the outputs
+        """
         async for prompt, output in outputs:
+            if clock is not None:
+                clock.note(output)
             self.add(prompt, output)
         return self.all
 
@@ -211,6 +219,29 @@ class Replies:
             "prompt_tokens_details": {"cached_tokens": num_cached},
             "completion_tokens_details": details,
         }
+
+    def metrics(self, clock: ReplyClock) -> dict[str, Any] | None:
+        """Return vLLM's `metrics` of an answer with one reply; None for several."""
+        if len(self.all) != 1:
+            return None
+        num_tokens, counts = self.all[0].num_output_tokens, self.all[0].drafts
+        spent_ms = clock.prompt_ms + clock.output_ms
+        metrics: dict[str, Any] = {
+            "time_to_first_token_ms": clock.prompt_ms,
+            "generation_time_ms": clock.output_ms,
+            "queue_time_ms": clock.queue_ms,
+            "mean_itl_ms": clock.output_ms / (num_tokens - 1) if num_tokens > 1 else None,
+            "tokens_per_second": num_tokens * 1e3 / spent_ms if spent_ms else None,
+        }
+        if counts.num_rows:
+            metrics["speculative_decoding"] = {
+                "num_spec_steps": counts.num_rows,
+                "num_draft_tokens": counts.num_drafts,
+                "num_accepted_draft_tokens": counts.num_accepted,
+                "mean_acceptance_length": counts.tokens_per_row,
+                "draft_acceptance_rate": counts.acceptance_rate,
+            }
+        return metrics
 
 
 def _mean_logprob(reply: Reply) -> float:

@@ -35,6 +35,7 @@ class RequestContext:
     claims:      names that no other open request may have
     answer:      the answer that another replica may have begun or may continue; None = no other can
     created:     creation time of the answer, in seconds since 1970
+    started_ns:  arrival of the request, on the monotonic clock
     timeout_s:   the caller's own limit on the whole request; None = the server's alone
     """
 
@@ -47,6 +48,7 @@ class RequestContext:
     claims: tuple[str, ...] = ()
     answer: ResumableAnswer | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    started_ns: int = field(default_factory=time.monotonic_ns)
     timeout_s: float | None = None
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from remora.deployments.http.generation.logprobs import finite
 from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.llamacpp.bodies import LlamaBody
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.engine.types import FinishReason, Output, TokenLogprob
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class LlamaJob(Job):
     n_ctx:       longest sequence in tokens
     is_list:     whether the whole response is a list of answers
     is_dry:      whether no output is wanted; the engine still generates one token
-    started_ns:  arrival of the request, on the monotonic clock
     """
 
     body: LlamaBody
@@ -43,7 +42,6 @@ class LlamaJob(Job):
     n_ctx: int
     is_list: bool
     is_dry: bool
-    started_ns: int
 
     def replies(self) -> Replies:
         """Return an empty set of replies."""
@@ -51,7 +49,7 @@ class LlamaJob(Job):
 
     async def result(self, outputs: OutputStream) -> Any:
         """Return the whole response."""
-        replies, clock = self.replies(), _Clock(self.started_ns)
+        replies, clock = self.replies(), ReplyClock(self.context.started_ns)
         texts, pending = dict[int, str](), {replies.number(reply) for reply in replies}
         async for prompt, output in outputs:
             clock.note(output)
@@ -81,7 +79,7 @@ class LlamaJob(Job):
         """Return the writer of a streamed response."""
         return LlamaWriter(self)
 
-    def _cut(self, reply: Reply, clock: _Clock) -> str | None:
+    def _cut(self, reply: Reply, clock: ReplyClock) -> str | None:
         """Return the text up to a limit that has been reached; None = no limit is reached."""
         indent, limit_ms = self.body.n_indent or 0, self.body.t_max_predict_ms or 0
         if indent <= 0 and limit_ms <= 0:
@@ -90,13 +88,13 @@ class LlamaJob(Job):
         for match in _INDENTED.finditer(text):
             if len(match[1]) < indent:
                 return text[: match.end(1)]
-        is_late = 0 < limit_ms < clock.predicted_ms and reply.finish_reason is None
+        is_late = 0 < limit_ms < clock.output_ms and reply.finish_reason is None
         return text if is_late and _LINE in text else None
 
     def _tokens(self, reply: Reply) -> list[int]:
         return reply.token_ids if self.body.return_tokens and not self.is_dry else []
 
-    def part(self, reply: Reply, number: int, output: Output, clock: _Clock) -> Chunk:
+    def part(self, reply: Reply, number: int, output: Output, clock: ReplyClock) -> Chunk:
         """Return a chunk of a streamed response."""
         chunk: Chunk = {
             "index": number,
@@ -114,7 +112,7 @@ class LlamaJob(Job):
         return chunk
 
     def ending(
-        self, reply: Reply, number: int, clock: _Clock, text: str, *, tokens: list[int]
+        self, reply: Reply, number: int, clock: ReplyClock, text: str, *, tokens: list[int]
     ) -> dict[str, Any]:
         """Return a whole answer, or the last chunk of a streamed one."""
         prompt_ids = self.requests[reply.prompt].prompt_ids
@@ -174,13 +172,13 @@ class LlamaJob(Job):
             "logprob": finite(logprob),
         }
 
-    def _timings(self, reply: Reply, clock: _Clock) -> dict[str, Any]:
+    def _timings(self, reply: Reply, clock: ReplyClock) -> dict[str, Any]:
         num_prompt = len(self.requests[reply.prompt].prompt_ids) - reply.num_cached_tokens
         num_output = 0 if self.is_dry else reply.num_output_tokens
         timings = {
             "cache_n": reply.num_cached_tokens,
             **_rates("prompt", num_prompt, clock.prompt_ms),
-            **_rates("predicted", num_output, clock.predicted_ms),
+            **_rates("predicted", num_output, clock.output_ms),
         }
         if reply.drafts.num_drafts:
             timings["draft_n"] = reply.drafts.num_drafts
@@ -194,7 +192,7 @@ class LlamaWriter(ChunkWriter):
     def __init__(self, job: LlamaJob) -> None:
         self._job = job
         self._replies = job.replies()
-        self._clock = _Clock(job.started_ns)
+        self._clock = ReplyClock(job.context.started_ns)
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
         """Return the chunks of one output."""
@@ -210,31 +208,8 @@ class LlamaWriter(ChunkWriter):
         return chunks
 
 
-class _Clock:
-    """Times of a request. The prompt's ends at the first output, without the time in the queue."""
-
-    def __init__(self, started_ns: int) -> None:
-        self._started_ns = started_ns
-        self._first_ns = time.monotonic_ns()
-        self._queued_ns = -1.0
-
-    def note(self, output: Output) -> None:
-        """Take the time in the queue from the first output."""
-        if self._queued_ns < 0:
-            self._queued_ns = output.queue_s * 1e9
-
-    @property
-    def prompt_ms(self) -> float:
-        """Time of the prompt; never 0."""
-        return max(1e3, self._first_ns - self._started_ns - max(0.0, self._queued_ns)) / 1e6
-
-    @property
-    def predicted_ms(self) -> float:
-        """Time since the first output; never 0."""
-        return max(1e3, time.monotonic_ns() - self._first_ns) / 1e6
-
-
 def _rates(name: str, num_tokens: int, spent_ms: float) -> dict[str, float]:
+    spent_ms = max(1e-3, spent_ms)
     return {
         f"{name}_n": num_tokens,
         f"{name}_ms": spent_ms,

@@ -7,7 +7,6 @@ of it. Parameters that a body omits have the model's defaults.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -82,7 +81,6 @@ async def _job(
     *,
     param: str,
 ) -> LlamaJob:
-    started_ns = time.monotonic_ns()
     model = await server.model(body.model)
     _check(body)
     constraint = output_constraint(server, body)
@@ -119,7 +117,6 @@ async def _job(
         n_ctx=limit,
         is_list=len(prompts) * sampling.n > 1,
         is_dry=body.limit == 0,
-        started_ns=started_ns,
     )
 
 

@@ -32,8 +32,7 @@ class OllamaJob(Job):
 
     is_chat:        whether a response has a `message` instead of a `response`
     shows_context:  whether the last line holds the tokens of prompt and answer
-    started_ns:     arrival of the request, on the monotonic clock
-    ready_ns:       when it was ready for the engine
+    ready_ns:       when it was ready for the engine, on the monotonic clock
     """
 
     body: OllamaBody
@@ -41,7 +40,6 @@ class OllamaJob(Job):
     is_chat: bool
     replies: Callable[[], Replies]
     logprobs: LogprobWriter
-    started_ns: int
     ready_ns: int
     shows_context: bool = False
 
@@ -89,9 +87,9 @@ class OllamaJob(Job):
             "done": True,
             "done_reason": reply.finish_reason,
             **context,
-            "total_duration": now_ns - self.started_ns,
+            "total_duration": now_ns - self.context.started_ns,
             # The model is in memory: all that precedes its work is this preparation.
-            "load_duration": max(1, self.ready_ns - self.started_ns),
+            "load_duration": max(1, self.ready_ns - self.context.started_ns),
             "prompt_eval_count": len(prompt_ids),
             "prompt_eval_duration": max(1, first_ns - self.ready_ns),
             "eval_count": reply.num_output_tokens,

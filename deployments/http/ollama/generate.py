@@ -68,13 +68,12 @@ async def _of_chat(
     *,
     is_chat: bool,
 ) -> OllamaJob:
-    started_ns = time.monotonic_ns()
     with in_callers_words(RENAMES):
         chat = await prepare_chat(server, parse(ChatBody, fields), context)
     await check_whole(server, body, chat.prompt, chat.request, special=False)
     given = body.context if isinstance(body, OllamaGenerateBody) else None
     request = within(server, body, chat.request, given or ())
-    job = _job(server, body, context, started_ns, is_chat=is_chat, served_name=chat.model.name)
+    job = _job(server, body, context, is_chat=is_chat, served_name=chat.model.name)
     return replace(job, requests=(request,), replies=chat.replies, shows_context=not is_chat)
 
 
@@ -82,7 +81,6 @@ def _job(
     server: ServerState,
     body: OllamaBody,
     context: RequestContext,
-    started_ns: int,
     *,
     is_chat: bool,
     served_name: str | None = None,
@@ -98,7 +96,6 @@ def _job(
         is_chat=is_chat,
         replies=Replies,
         logprobs=LogprobWriter(server.tokenizer),
-        started_ns=started_ns,
         ready_ns=time.monotonic_ns(),
     )
 
@@ -109,7 +106,7 @@ async def prepare_ollama_chat(
     """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.messages:
-        return _job(server, body, context, time.monotonic_ns(), is_chat=True)
+        return _job(server, body, context, is_chat=True)
     fields = _chat_fields(server, body, model) | {
         "messages": [message.as_openai() for message in body.messages]
     }
@@ -124,7 +121,7 @@ async def prepare_ollama_generate(
     """Check everything that can be checked without the engine. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.prompt:
-        return _job(server, body, context, time.monotonic_ns(), is_chat=False)
+        return _job(server, body, context, is_chat=False)
     if body.raw or body.suffix:
         return await _of_text(server, body, context, model)
     messages = [{"role": "user", "content": body.prompt}]
@@ -138,7 +135,6 @@ async def _of_text(
     server: ServerState, body: OllamaGenerateBody, context: RequestContext, model: str
 ) -> OllamaJob:
     """Return the job of a raw prompt, or of a prompt with a suffix."""
-    started_ns = time.monotonic_ns()
     given = (("system", body.system), ("think", body.think), ("context", body.context))
     for name, value in given:
         if value:
@@ -158,6 +154,4 @@ async def _of_text(
         request = replace(request, sampling=replace(request.sampling, max_tokens=None))
     request = within(server, body, request)
     name = completion.model.name
-    return _job(
-        server, body, context, started_ns, is_chat=False, served_name=name, requests=(request,)
-    )
+    return _job(server, body, context, is_chat=False, served_name=name, requests=(request,))

@@ -18,6 +18,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.openai.chat_choices import ChoiceWriter, reasoning_names
 from remora.deployments.http.openai.stored_chats import KeepAnswer, keeper_of
 from remora.deployments.http.openai.style import AnswerStyle, style_of
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.deployments.parsers.events import Reasoning, ReplyEvent, Text
 from remora.engine.types import Output
 
@@ -36,9 +37,11 @@ class ChatJob(Job):
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the complete answer."""
-        replies = self.chat.replies()
-        await replies.gather(outputs)
+        replies, clock = self.chat.replies(), ReplyClock(self.context.started_ns)
+        await replies.gather(outputs, clock)
         answer = self.whole(replies)
+        if self.style.shows_metrics:
+            answer["metrics"] = replies.metrics(clock)
         if self.keep is not None:
             await self.keep(answer)
         return answer
@@ -70,9 +73,11 @@ class ChatWriter(ChunkWriter):
         self._style = job.style
         self._replies: Replies = chat.replies()
         self._prompt_fields = prompt_fields(chat)
+        self._clock = ReplyClock(job.context.started_ns)
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
         """Return the chunks of one output."""
+        self._clock.note(output)
         if self._style.per_token and len(output.token_ids) > 1:
             return [c for one in self._chat.tokens_of(output) for c in self.chunks(prompt, one)]
         reply = self._replies.of(prompt, output)
@@ -86,7 +91,10 @@ class ChatWriter(ChunkWriter):
         if not self._style.shows_usage:
             return ()
         usage = self._replies.usage([len(self._chat.prompt_ids)])
-        return (envelope(self._chat, self._style, _CHUNK) | {"choices": [], "usage": usage},)
+        chunk = envelope(self._chat, self._style, _CHUNK) | {"choices": [], "usage": usage}
+        if self._style.shows_metrics:
+            chunk["metrics"] = self._replies.metrics(self._clock)
+        return (chunk,)
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
         """Return a function that returns `chunks` as bytes.

@@ -21,6 +21,7 @@ from remora.deployments.http.openai.style import (
     shown_states,
     style_of,
 )
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.engine.types import FinishReason, Output
 
 
@@ -34,13 +35,16 @@ class CompletionJob(Job):
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the complete answer; choice i * n + j is reply j to prompt i."""
         choices = _ChoiceWriter(self.completion, self.style)
-        await choices.replies.gather(outputs)
+        clock = ReplyClock(self.context.started_ns)
+        await choices.replies.gather(outputs, clock)
         answer = choices.envelope()
         kept = choices.replies.best(self.completion.n)
         answer["choices"] = [
             choices.whole(reply, number) async for number, reply in with_pauses(enumerate(kept))
         ]
         answer["usage"] = choices.usage()
+        if self.style.shows_metrics:
+            answer["metrics"] = choices.replies.metrics(clock)
         return answer
 
     def writer(self) -> CompletionWriter:
@@ -57,9 +61,11 @@ class CompletionWriter(ChunkWriter):
         self._choices = _ChoiceWriter(completion, style)
         # Outputs that arrived before the log-probabilities of their prompt, which they repeat.
         self._early: dict[int, list[Output]] = {}
+        self._clock = ReplyClock(completion.context.started_ns)
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
         """Return the chunks of one output; none if its choice would be empty."""
+        self._clock.note(output)
         if self._choices.must_wait(prompt, output):
             self._early.setdefault(prompt, []).append(output)
             return ()
@@ -82,7 +88,10 @@ class CompletionWriter(ChunkWriter):
         """Return the usage chunk, if requested."""
         if not self._style.shows_usage:
             return ()
-        return (self._choices.envelope() | {"choices": [], "usage": self._choices.usage()},)
+        chunk = self._choices.envelope() | {"choices": [], "usage": self._choices.usage()}
+        if self._style.shows_metrics:
+            chunk["metrics"] = self._choices.replies.metrics(self._clock)
+        return (chunk,)
 
     def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
         """Return a function that returns `chunks` as bytes.

@@ -25,6 +25,7 @@ class AnswerStyle:
     per_token:       whether a stream has a chunk for each token
     shows_usage:     whether a stream has a last chunk with the usage
     is_continuous:   whether each chunk of a stream has the usage so far
+    shows_metrics:   whether the answer has `metrics`, the times of the request
     eos_ids:         the model's end-of-sequence tokens
     """
 
@@ -34,6 +35,7 @@ class AnswerStyle:
     per_token: bool = False
     shows_usage: bool = False
     is_continuous: bool = False
+    shows_metrics: bool = False
     eos_ids: Collection[int] = ()
 
     @property
@@ -62,6 +64,7 @@ def style_of(server: ServerState, body: OpenAIBody) -> AnswerStyle:
         per_token=api.chunk_per_token,
         shows_usage=shows_usage,
         is_continuous=shows_usage and is_continuous,
+        shows_metrics=api.request_metrics,
         eos_ids=server.tokenizer.eos_token_ids,
     )
 

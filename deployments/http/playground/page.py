@@ -16,14 +16,17 @@ from types import MappingProxyType, SimpleNamespace
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remora.configs.sections.api import ApiSection
 from remora.deployments.http.core.wire import route_path
 from remora.deployments.http.playground.static_files import StaticFile, static_files
 
 FILES = "/playground/"
 DOCS = "/docs"
+OPENAPI = "/openapi.json"
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -54,12 +57,12 @@ _ASK_AGAIN = "no-cache"
 class Playground:
     """ASGI middleware that answers browsers with the pages.
 
-    is_on:  returns whether the playground is served now; the description of the API always is
+    settings:  returns which of them are served now: `playground` and `docs`
     """
 
-    def __init__(self, app: ASGIApp, *, is_on: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Callable[[], ApiSection]) -> None:
         self._app = app
-        self._is_on = is_on
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -67,8 +70,11 @@ class Playground:
             await self._app(scope, receive, send)
             return
         path = route_path(scope)
+        settings = self._settings()
+        if path in (DOCS, OPENAPI) and not settings.docs:
+            raise HTTPException(404)
         answer = _docs_answer(scope, path)
-        is_on = self._is_on()
+        is_on = settings.playground
         if answer is None and is_on:
             answer = _answer(scope, path)
         if answer is not None:

@@ -29,6 +29,7 @@ from remora.deployments.http.responses.input import earlier_items, with_referenc
 from remora.deployments.http.responses.to_chat import as_written
 from remora.deployments.http.responses.tools import custom_names
 from remora.deployments.http.responses.truncation import prepare_within
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.engine.types import Output
 
 _LENGTH, _ABORT = "length", "abort"
@@ -39,13 +40,15 @@ CANCELLED = "cancelled"
 class ResponseJob(Job):
     """A validated request. `context` has the id of the response, not the caller's request id.
 
-    ids:  ids for the response's items, and for input items without an id
+    ids:            ids for the response's items, and for input items without an id
+    shows_metrics:  whether a complete response has `metrics`, the times of the request
     """
 
     body: ResponsesBody
     chat: PreparedChat
     archive: Archive
     ids: ItemIds
+    shows_metrics: bool = False
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the complete answer."""
@@ -112,6 +115,7 @@ class ResponseWriter(ChunkWriter):
             shows_reasoning=job.body.include_reasoning is not False,
         )
         self._numbers = itertools.count()
+        self._clock = ReplyClock(job.context.started_ns)
 
     def begin(self) -> Sequence[Chunk]:
         """Return the first events."""
@@ -133,6 +137,7 @@ class ResponseWriter(ChunkWriter):
 
     def take(self, prompt: int, output: Output) -> list[dict[str, Any]]:
         """Add one output and return its events, without numbers."""
+        self._clock.note(output)
         events = self._replies.of(prompt, output).add(output)
         entries = output.logprobs if self._job.body.wants_logprobs else None
         logprobs = self._job.chat.logprobs.chat(entries)["content"] if entries else ()
@@ -192,6 +197,8 @@ class ResponseWriter(ChunkWriter):
             "output": self._items.items,
             "usage": usage_of(self._replies.usage([len(job.chat.prompt_ids)])),
         }
+        if job.shows_metrics:
+            response["metrics"] = self._replies.metrics(self._clock)
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if status == "completed":
@@ -267,4 +274,5 @@ async def prepare_response(
         chat=prepared,
         archive=archive,
         ids=ItemIds(context.request_id),
+        shows_metrics=server.config.api.request_metrics,
     )

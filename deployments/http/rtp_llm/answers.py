@@ -7,7 +7,6 @@ of several answers has all of them, so it is sent when each answer that goes on 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from remora.deployments.http.generation.logprobs import finite
 from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.rtp_llm.generate_config import RtpConfig
+from remora.deployments.observing.reply_clock import ReplyClock
 from remora.engine.types import FloatArray, Output, Request
 
 
@@ -26,12 +26,10 @@ class RtpJob(Job):
     """A checked request.
 
     is_batch:    whether the answers are in a list, one for each prompt
-    started_ns:  arrival of the request, on the monotonic clock
     """
 
     config: RtpConfig
     is_batch: bool
-    started_ns: int
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole response."""
@@ -80,13 +78,11 @@ class RtpAnswers:
         self._job = job
         self.replies = Replies(len(job.requests), job.config.n)
         self._sent = [_Sent() for _ in self.replies]
-        self._first_ns = 0
-        self._wait_ms = 0.0
+        self._clock = ReplyClock(job.context.started_ns)
 
     def add(self, prompt: int, output: Output) -> int:
         """Append an output to its answer, and return the answer's number."""
-        if not self._first_ns:
-            self._first_ns, self._wait_ms = time.monotonic_ns(), output.queue_s * 1e3
+        self._clock.note(output)
         return self.replies.number(self.replies.add(prompt, output))
 
     def write(self) -> dict[str, Any]:
@@ -151,12 +147,12 @@ class RtpAnswers:
         config, number = self._job.config, self.replies.number(reply)
         # Another replica that continues a stream writes the same events, except for the last.
         is_timed = self._job.context.answer is None or reply.finish_reason is not None
-        cost_ms, first_ms = self._times() if is_timed else (0.0, 0.0)
+        clock = self._clock if is_timed else ReplyClock(0)
         start = self._start(reply).num_tokens
         return {
-            "cost_time": cost_ms,
-            "first_token_cost_time": first_ms,
-            "wait_time": self._wait_ms if is_timed else 0.0,
+            "cost_time": clock.first_ms + clock.output_ms,
+            "first_token_cost_time": clock.first_ms,
+            "wait_time": clock.queue_ms,
             "iter_count": reply.num_output_tokens - (reply.drafts.num_accepted if is_timed else 0),
             "input_len": len(request.prompt_ids) - request.kept_tokens,
             "prefix_len": request.kept_tokens,
@@ -173,12 +169,6 @@ class RtpAnswers:
                 for entry in (reply.logprobs[start:] if config.return_softmax_probs else ())
             ],
         }
-
-    def _times(self) -> tuple[float, float]:
-        """Return the times since the arrival, of now and of the first output."""
-        started_ns = self._job.started_ns
-        first_ns = self._first_ns or started_ns
-        return (time.monotonic_ns() - started_ns) / 1e6, (first_ns - started_ns) / 1e6
 
 
 def _sums(reply: Reply) -> list[float]:

@@ -8,7 +8,6 @@ fit is cut at the end of the context.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,7 +47,6 @@ async def prepare_rtp(server: ServerState, body: RtpBody, context: RequestContex
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    started_ns = time.monotonic_ns()
     with _in_callers_words(body):
         config = body.config
         _check_stream(body, config)
@@ -88,7 +86,6 @@ async def prepare_rtp(server: ServerState, body: RtpBody, context: RequestContex
         streams=body.streams,
         config=config,
         is_batch=body.is_batch,
-        started_ns=started_ns,
     )
 
 

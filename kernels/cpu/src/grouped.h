@@ -51,11 +51,11 @@ INLINE V widened(const Number* from) {
 //
 // A step is four k of each column. Codes of STEPS steps consist of WORDS words of 32 bits for each
 // column: byte i of every word belongs to k = i of each step. `step` returns the codes of one step as
-// u8; `word` loads a word of all columns. A code stands for its difference from ZERO.
+// u8, at most MOST; `word` loads a word of all columns. A code stands for its difference from ZERO.
 
 // One byte a code. By vectors they are u8 with 128 for zero, in tiles s8.
 struct Bytes {
-  static constexpr int STEPS = 1, WORDS = 1, ZERO = HAS_TILES ? 0 : 128;
+  static constexpr int STEPS = 1, WORDS = 1, ZERO = HAS_TILES ? 0 : 128, MOST = 255;
 
   template <class Word>
   static INLINE auto step(int, Word&& word) {
@@ -72,7 +72,7 @@ INLINE auto nibbles(int step, Word&& word) {
 // Two codes a byte: the low bits are those of the first step.
 template <int ZERO_>
 struct Nibbles {
-  static constexpr int STEPS = 2, WORDS = 1, ZERO = ZERO_;
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = ZERO_, MOST = 15;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
@@ -82,7 +82,7 @@ struct Nibbles {
 
 // Four codes a byte: bits 2 s and 2 s + 1 are those of step s.
 struct TwoBits {
-  static constexpr int STEPS = 4, WORDS = 1, ZERO = 0;
+  static constexpr int STEPS = 4, WORDS = 1, ZERO = 0, MOST = 3;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
@@ -93,7 +93,7 @@ struct TwoBits {
 // The fifth bits, of which bit s of a byte is that of step s; then nibbles.
 template <int ZERO_>
 struct FiveBits {
-  static constexpr int STEPS = 8, WORDS = 5, ZERO = ZERO_;
+  static constexpr int STEPS = 8, WORDS = 5, ZERO = ZERO_, MOST = 31;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
@@ -104,7 +104,7 @@ struct FiveBits {
 
 // The upper two bits, of which 2 s and 2 s + 1 of a byte are those of step s; then nibbles.
 struct SixBits {
-  static constexpr int STEPS = 4, WORDS = 3, ZERO = 32;
+  static constexpr int STEPS = 4, WORDS = 3, ZERO = 32, MOST = 63;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
@@ -145,7 +145,7 @@ INLINE vi looked_up(Table table, vi places) {
 // Nibbles that are places in a table of codes.
 template <class Places>
 struct TabledNibbles {
-  static constexpr int STEPS = 2, WORDS = 1, ZERO = Places::ZERO;
+  static constexpr int STEPS = 2, WORDS = 1, ZERO = Places::ZERO, MOST = Places::MOST;
 
   template <class Word>
   static INLINE auto step(int step, Word&& word) {
@@ -155,13 +155,13 @@ struct TabledNibbles {
 
 // Numbers of e2m1; doubled, they are whole.
 struct Float4 {
-  static constexpr int ZERO = 12;
+  static constexpr int ZERO = 12, MOST = 24;
   static constexpr Table TABLE = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 };
 
 // The levels of GGUF's IQ4 formats, denser around 0.
 struct Levels4 {
-  static constexpr int ZERO = 128;
+  static constexpr int ZERO = 128, MOST = 241;
   static constexpr Table TABLE = {1,   24,  45,  63,  79,  93,  106, 118,
                                   129, 141, 153, 166, 181, 197, 217, 241};
 };

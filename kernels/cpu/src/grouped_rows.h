@@ -4,10 +4,20 @@
 // they are scaled and added group by group, as tiles add them: both have the same bits.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "dot.h"
 #include "linear.h"
 
 namespace remora {
+
+// Steps of a group whose products are added in 16 bits before they are widened; 0 = they are not.
+template <class Group>
+constexpr int narrow_steps() {
+  constexpr int FIT = HAS_BYTE_PAIRS ? 32767 / (2 * 127 * Group::Codes::MOST) : 0;
+  return std::min((int)std::bit_floor((unsigned)FIT), Group::SIZE / 4);
+}
 
 // Where a group's codes lie. With tile registers, those of 16 columns are adjacent (linear.h).
 template <class Group>
@@ -15,13 +25,17 @@ struct CodePlaces {
   typedef typename Group::Codes Codes;
   // Bytes between words of a column, and of all words of STEPS steps.
   static constexpr int WORD = HAS_TILES ? LANES * 4 : PANEL * 4, STEPS = Codes::WORDS * WORD;
-  // Tiles take whole bytes as s8, vectors as u8.
-  static constexpr bool FLIPS = HAS_TILES && Codes::STEPS == 1;
-  static constexpr int ZERO = FLIPS ? 128 : Codes::ZERO;
+  // Tiles take whole bytes as s8; vectors take u8, but s8 where that is faster and
+  // 16 bits do not hold their products.
+  static constexpr bool ARE_SIGNED = HAS_TILES && Codes::STEPS == 1;
+  static constexpr bool TAKES_SIGNED = HAS_SIGNED_PAIRS && narrow_steps<Group>() == 0;
+  static constexpr bool FLIPS = ARE_SIGNED != TAKES_SIGNED;
+  static constexpr int ZERO = Codes::ZERO + (ARE_SIGNED ? 128 : 0) - (TAKES_SIGNED ? 128 : 0);
   // Panels are prefetched so many bytes before they are used; 0 = they are not. Unpacking codes leaves
   // less of a core's window to reads ahead, and Zen 5 does not foresee these in all formats.
   static constexpr int ahead(int rows) {
-    return HAS_TILES ? 2048 : Codes::STEPS > 1 && rows <= 2 ? 6144 : 0;
+    if (HAS_TILES) return 2048;
+    return (Codes::STEPS > 1 || HAS_BYTE_PAIRS) && rows <= 2 ? 6144 : 0;
   }
 
   // Of the columns of a register.
@@ -48,20 +62,40 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int line = 0; line < SHARE; line += 64)
       __builtin_prefetch(share + Places::ahead(MR) + line);
   }
-  for (int first = 0; first < Group::SIZE / 4; first += Codes::STEPS, codes += Places::STEPS)
-    UNROLL for (int step = 0; step < Codes::STEPS; step++) {
-      ri column[N];
+  constexpr int NARROW = narrow_steps<Group>(), PIECE = std::max(Codes::STEPS, NARROW);
+  rh pairs[MR][N] = {};
+  const auto widen_pairs = [&] {
+    UNROLL for (int r = 0; r < MR; r++)
       UNROLL for (int v = 0; v < N; v++) {
-        column[v] = Codes::step(step, [&](int word) {
-          return load<ri>(codes + word * Places::WORD + Places::of(at + v));
-        });
-        if constexpr (Places::FLIPS) column[v] ^= (int32_t)0x80808080;
+        acc[r][v] = add_neighbours(acc[r][v], (ri)pairs[r][v], spread(0x00010001));
+        pairs[r][v] = rh{};
       }
-      UNROLL for (int r = 0; r < MR; r++) {
-        const ri value = spread_word(x + (int64_t)r * stride + (first + step) * 4);
-        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+  };
+  for (int piece = 0; piece < Group::SIZE / 4; piece += PIECE) {
+    for (int first = piece; first < piece + PIECE; first += Codes::STEPS, codes += Places::STEPS)
+      UNROLL for (int step = 0; step < Codes::STEPS; step++) {
+        ri column[N];
+        UNROLL for (int v = 0; v < N; v++) {
+          column[v] = Codes::step(step, [&](int word) {
+            return load<ri>(codes + word * Places::WORD + Places::of(at + v));
+          });
+          if constexpr (Places::FLIPS) column[v] ^= (int32_t)0x80808080;
+        }
+        UNROLL for (int r = 0; r < MR; r++) {
+          const ri value = spread_word(x + (int64_t)r * stride + (first + step) * 4);
+          UNROLL for (int v = 0; v < N; v++)
+            if constexpr (NARROW > 0)
+              pairs[r][v] = in_order(pairs[r][v] + multiply_pairs(column[v], value));
+            else if constexpr (Places::TAKES_SIGNED)
+              acc[r][v] = dot_s8s8(acc[r][v], column[v], value);
+            else
+              acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+        }
+        if constexpr (NARROW > 0 && NARROW < PIECE)
+          if (step % NARROW == NARROW - 1) widen_pairs();
       }
-    }
+    if constexpr (NARROW == PIECE) widen_pairs();
+  }
   UNROLL for (int v = 0; v < N; v++) {
     const auto of_columns = Group::template scales_of<rf>(panel, group, (at + v) * REGISTER_LANES);
     UNROLL for (int r = 0; r < MR; r++)

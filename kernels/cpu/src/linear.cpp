@@ -52,14 +52,15 @@ void widened_tile(const Weight& weight, const Rows& x, const Writer& writer, int
 }
 
 // Rows of a register tile. Scales with levels take as many instructions as products, and are the same
-// for all rows: half as wide, a tile has room for twice the rows.
+// for all rows: half as wide, a tile of one register to a vector has room for twice the rows.
 template <class Group>
-constexpr int MOST_ROWS = Group::Scales::LEVEL_BYTES > 0 && PARTS == 1 ? TILE_ROWS : GROUPED_ROWS;
+constexpr int MOST_ROWS =
+    Group::Scales::LEVEL_BYTES > 0 && (PARTS == 1 || HAS_BYTE_PAIRS) ? TILE_ROWS : GROUPED_ROWS;
 
 template <class Group, int MR, int NV>
 void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel,
                   int vector, int row) {
-  constexpr int WIDTH = MR > GROUPED_ROWS ? std::min(NV, TILE_VECTORS / 2) : NV;
+  constexpr int WIDTH = PARTS == 1 && MR > GROUPED_ROWS ? std::min(NV, TILE_VECTORS / 2) : NV;
   const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
   const int groups = padded_k(weight.format, weight.k) / Group::SIZE;
   vf total[MR][NV];

@@ -245,36 +245,45 @@ void give_back_panel(const void* from, Format source, int n, int k, bool gated, 
   }
 }
 
+// One group of VECTORS vectors of a row of k floats, from `start` on.
+template <int VECTORS>
+static INLINE void quantize_group(const float* x, int k, int start, int8_t* values, float* scale,
+                                  int32_t* sum_of_values) {
+  constexpr int N = VECTORS * PARTS;
+  float padded[VECTORS * LANES];
+  const float* from = x + start;
+  if (start + VECTORS * LANES > k) {
+    for (int i = 0; i < VECTORS * LANES; i++) padded[i] = start + i < k ? from[i] : 0.0f;
+    from = padded;
+  }
+  rf part[N], top[PARTS] = {}, unfit[PARTS] = {};
+  UNROLL for (int i = 0; i < N; i++) {
+    part[i] = load<rf>(from + i * REGISTER_LANES);
+    top[i % PARTS] = max(top[i % PARTS], (rf)((ri)part[i] & 0x7fffffff));
+    unfit[i % PARTS] += part[i] * 0.0f;  // NaN from NaN and infinity, which maxima may drop
+  }
+  const float most = max_lane(load<vf>(top)) + sum(load<vf>(unfit));
+  const rf inverse = spread(most > 0 ? 127.0f / most : 0.0f);
+  ri rounded[N], total = {};
+  UNROLL for (int i = 0; i < N; i++) {
+    rounded[i] = round_to_int(part[i] * inverse);
+    total += rounded[i];
+  }
+  UNROLL for (int v = 0; v < VECTORS; v++)
+    store(values + start + v * LANES, to_bytes(load<vi>(rounded + v * PARTS)));
+  *scale = most / 127.0f;
+  *sum_of_values = sum(total);
+}
+
 void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,
                   int32_t* sums) {
   for (int start = 0, at = 0; start < padded; start += group, at++) {
-    vf part[4], top = {}, unfit = {};
-    const int vectors = group / LANES;
-    for (int v = 0; v < vectors; v++) {
-      const int from = start + v * LANES;
-      if (from + LANES <= k) {
-        part[v] = load<vf>(x + from);
-      } else {
-        float tail[LANES] = {};
-        for (int i = from; i < k; i++) tail[i - from] = x[i];
-        part[v] = load<vf>(tail);
-      }
-      top = max(top, absolute(part[v]));
-      unfit += part[v] * 0.0f;  // NaN from NaN and infinity, which maxima may drop
-    }
-    const float most = max_lane(top) + sum(unfit);
-    const vf inverse = splat(most > 0 ? 127.0f / most : 0.0f);
-    vi total = {};
-    for (int v = 0; v < vectors; v++) {
-      const vi rounded = round_to_int(part[v] * inverse);
-      total += rounded;
-      store(values + start + v * LANES, __builtin_convertvector(rounded, vb));
-    }
-    scales[at] = most / 127.0f;
-    int32_t lane[LANES], sum = 0;
-    store(lane, total);
-    for (int i = 0; i < LANES; i++) sum += lane[i];
-    sums[at] = sum;
+    if (group == LANES)
+      quantize_group<1>(x, k, start, values, scales + at, sums + at);
+    else if (group == 2 * LANES)
+      quantize_group<2>(x, k, start, values, scales + at, sums + at);
+    else
+      quantize_group<4>(x, k, start, values, scales + at, sums + at);
   }
 }
 

@@ -44,6 +44,7 @@ typedef float rf __attribute__((vector_size(REGISTER)));
 typedef int32_t ri __attribute__((vector_size(REGISTER)));
 typedef uint32_t ru __attribute__((vector_size(REGISTER)));
 typedef uint16_t ruh __attribute__((vector_size(REGISTER / 2)));
+typedef int16_t rh __attribute__((vector_size(REGISTER)));
 
 // Rows and vectors of columns of a register tile: accumulators plus one row of operands.
 #if defined(__AVX512F__)
@@ -51,6 +52,9 @@ constexpr int TILE_ROWS = 6, GROUPED_ROWS = 3, TILE_VECTORS = 4;
 #elif defined(__aarch64__)
 // Of 32 registers, 24 are sums. Totals of groups are in memory while a group is summed.
 constexpr int TILE_ROWS = 3, GROUPED_ROWS = 3, TILE_VECTORS = 2;
+#elif defined(__AVX2__) && !defined(__AVXVNNI__)
+// Totals of groups and sums in 32 bits are in memory while products are added in 16.
+constexpr int TILE_ROWS = 3, GROUPED_ROWS = 2, TILE_VECTORS = 2;
 #else
 constexpr int TILE_ROWS = 3, GROUPED_ROWS = 1, TILE_VECTORS = 2;
 #endif
@@ -120,6 +124,11 @@ INLINE vf fma_to_product(vf a, vf b, vf c) {
 INLINE rf fma_to_product(rf a, rf b, rf c) { return fma(a, b, c); }
 
 // If one argument is NaN, these return b.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+INLINE rf max(rf a, rf b) { return (rf)_mm256_max_ps((__m256)a, (__m256)b); }
+#elif !defined(__AVX512F__)
+INLINE rf max(rf a, rf b) { return a > b ? a : b; }
+#endif
 INLINE vf max(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -171,18 +180,47 @@ constexpr bool HAS_BYTE_DOTS = true;
 constexpr bool HAS_BYTE_DOTS = false;
 #endif
 
+// Without one, x86 multiplies bytes into sums of two of 16 bits.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !(defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr bool HAS_BYTE_PAIRS = true;
+#else
+constexpr bool HAS_BYTE_PAIRS = false;
+#endif
+
+// Compilers would add the sums of an unrolled loop as a tree, with all of its products in memory.
+template <class V>
+INLINE V in_order(V sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
+
+// acc += a[i] * b[i] + a[i + 1] * b[i + 1] in every lane, of two numbers of 16 bits.
+// multiply_pairs: u[i] * s[i] + u[i + 1] * s[i + 1], of u8 and s8, for every two bytes. Within 16 bits if u
+// is at most 129 and s at least -127.
+#if defined(__AVX512BW__)
+INLINE ri add_neighbours(ri acc, ri a, ri b) {
+  return in_order(acc + (ri)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+}
+INLINE rh multiply_pairs(ri u, ri s) { return (rh)_mm512_maddubs_epi16((__m512i)u, (__m512i)s); }
+#elif defined(__AVX2__)
+INLINE ri add_neighbours(ri acc, ri a, ri b) {
+  return in_order(acc + (ri)_mm256_madd_epi16((__m256i)a, (__m256i)b));
+}
+INLINE rh multiply_pairs(ri u, ri s) { return (rh)_mm256_maddubs_epi16((__m256i)u, (__m256i)s); }
+#else
+ri add_neighbours(ri acc, ri a, ri b);
+rh multiply_pairs(ri u, ri s);
+#endif
+
 INLINE ri dot_u8s8(ri acc, ri u, ri s) {
 #if defined(__AVX512VNNI__)
   return (ri)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
   return (ri)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)u, (__m256i)s);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__)
   // The even bytes and the odd ones, as pairs of 16 bits.
-  const __m256i bytes = (__m256i)u, numbers = (__m256i)s, low = _mm256_set1_epi16(255);
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8);
-  const __m256i odd = _mm256_srai_epi16(numbers, 8);
-  acc += (ri)_mm256_madd_epi16(_mm256_and_si256(bytes, low), even);
-  return acc + (ri)_mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), odd);
+  acc = add_neighbours(acc, u & 0x00ff00ff, (ri)((rh)s << 8 >> 8));
+  return add_neighbours(acc, (ri)((rh)u >> 8) & 0x00ff00ff, (ri)((rh)s >> 8));
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
   return (ri)vusdotq_s32((int32x4_t)acc, (uint8x16_t)u, (int8x16_t)s);
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -195,6 +233,19 @@ INLINE ri dot_u8s8(ri acc, ri u, ri s) {
   return acc + (ri)((ru)u >> 24) * (s >> 24);
 #endif
 }
+
+// acc += the sum of a[i] * b[i] in every lane, for lanes that hold four s8; those of b are at least -127.
+// Without dot products of bytes, it takes fewer instructions than dot_u8s8.
+constexpr bool HAS_SIGNED_PAIRS = HAS_BYTE_PAIRS && REGISTER == 32;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+INLINE ri dot_s8s8(ri acc, ri a, ri b) {
+  const ri with_sign = (ri)_mm256_sign_epi8((__m256i)b, (__m256i)a);
+  const rh pairs = multiply_pairs((ri)_mm256_abs_epi8((__m256i)a), with_sign);
+  return add_neighbours(acc, (ri)pairs, spread(0x00010001));
+}
+#else
+ri dot_s8s8(ri acc, ri a, ri b);
+#endif
 
 INLINE vf widen(vuh x) { return bits_to_float(__builtin_convertvector(x, vi) << 16); }
 #if !defined(__AVX512F__)
@@ -321,7 +372,24 @@ INLINE vuh narrow_f16(vf x) {
 
 INLINE f16 narrow_f16(float x) { return {narrow_f16(x - vf{})[0]}; }
 
-// Sums and maxima over the lanes, in a fixed order.
+// Sums and maxima over the lanes, in a fixed order: each half is combined with the other, until one is left.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <class Combine>
+INLINE float fold(vf x, Combine&& combine) {
+  const __m256 half = combine(load<__m256>(&x), load<__m256>((const char*)&x + REGISTER));
+  __m256 rest = combine(half, _mm256_permute2f128_ps(half, half, 1));
+  rest = combine(rest, _mm256_permute_ps(rest, 0b1110));
+  return _mm256_cvtss_f32(combine(rest, _mm256_permute_ps(rest, 1)));
+}
+
+INLINE float sum(vf x) {
+  return fold(x, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+}
+
+INLINE float max_lane(vf x) {
+  return fold(x, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+}
+#else
 INLINE float sum(vf x) {
   float lane[LANES];
   store(lane, x);
@@ -341,6 +409,7 @@ INLINE float max_lane(vf x) {
   return lane[0];
 #endif
 }
+#endif
 
 INLINE vf absolute(vf x) { return bits_to_float(float_to_bits(x) & 0x7fffffff); }
 
@@ -348,6 +417,29 @@ INLINE vf absolute(vf x) { return bits_to_float(float_to_bits(x) & 0x7fffffff); 
 INLINE vi round_to_int(vf x) {
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no bits for a fraction
   return float_to_bits(x + magic) - float_to_bits(magic);
+}
+#if !defined(__AVX512F__)
+INLINE ri round_to_int(rf x) {
+  const rf magic = spread(12582912.0f);
+  return (ri)(x + magic) - (ri)magic;
+}
+#endif
+
+// Numbers from -128 to 127 as bytes. g++ 12 converts them one at a time, without a named instruction.
+INLINE vb to_bytes(vi x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i first = load<__m256i>(&x), last = load<__m256i>((const char*)&x + REGISTER);
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, last), 0b11011000);
+  return (vb)_mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+#else
+  return __builtin_convertvector(x, vb);
+#endif
+}
+
+INLINE int32_t sum(ri x) {
+  int32_t total = 0;
+  for (int i = 0; i < REGISTER_LANES; i++) total += x[i];
+  return total;
 }
 
 // A minimax polynomial of 2^f on [-1/2, 1/2], to about one unit in the last place.

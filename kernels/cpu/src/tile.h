@@ -100,29 +100,27 @@ INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
 
 inline bool may_use_tiles() { return true; }
 
+// Compiled once and called by number: an emulation in every place of use takes minutes to compile.
+#define APART inline __attribute__((noinline))
+
 struct EmulatedTiles {
   alignas(64) char data[8][TILE_SIDE][TILE_ROW_BYTES];
   TilePalette palette{TILE_ROW_BYTES, TILE_SIDE};
 };
 inline thread_local EmulatedTiles emulated;
 
-template <int TILE>
-void zero_tile() {
-  memset(emulated.data[TILE], 0, TILE_BYTES);
+APART void zero_tile_of(int tile) { memset(emulated.data[tile], 0, TILE_BYTES); }
+
+APART void load_tile_of(int tile, const void* from, int64_t stride) {
+  zero_tile_of(tile);
+  for (int row = 0; row < emulated.palette.rows[tile]; row++)
+    memcpy(emulated.data[tile][row], (const char*)from + row * stride,
+           emulated.palette.row_bytes[tile]);
 }
 
-template <int TILE>
-void load_tile(const void* from, int64_t stride) {
-  zero_tile<TILE>();
-  for (int row = 0; row < emulated.palette.rows[TILE]; row++)
-    memcpy(emulated.data[TILE][row], (const char*)from + row * stride,
-           emulated.palette.row_bytes[TILE]);
-}
-
-template <int TILE>
-void store_tile(void* to, int64_t stride) {
-  for (int row = 0; row < emulated.palette.rows[TILE]; row++)
-    memcpy((char*)to + row * stride, emulated.data[TILE][row], emulated.palette.row_bytes[TILE]);
+APART void store_tile_of(int tile, void* to, int64_t stride) {
+  for (int row = 0; row < emulated.palette.rows[tile]; row++)
+    memcpy((char*)to + row * stride, emulated.data[tile][row], emulated.palette.row_bytes[tile]);
 }
 
 // Numbers below the smallest normal one are taken and given as 0.
@@ -138,43 +136,65 @@ INLINE vf fused(vf a, vf b, vf c) {
 }
 
 // sum += (products of the even k, summed in ascending order) + (those of the odd k)
-template <int SUM, int A, int B>
-void dot_tiles_bf16() {
+APART void dot_tiles_bf16_of(int sum, int left, int right) {
   auto& tiles = emulated.data;
-  for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
+  for (int row = 0; row < emulated.palette.rows[sum]; row++) {
     vf even = {}, odd = {};
-    for (int pair = 0; pair < emulated.palette.rows[B]; pair++) {
-      const vi a = splat(load<int32_t>(tiles[A][row] + pair * 4)), b = load<vi>(tiles[B][pair]);
+    for (int pair = 0; pair < emulated.palette.rows[right]; pair++) {
+      const vi a = splat(load<int32_t>(tiles[left][row] + pair * 4));
+      const vi b = load<vi>(tiles[right][pair]);
       even = fused(flushed(evens(a)), flushed(evens(b)), even);
       odd = fused(flushed(odds(a)), flushed(odds(b)), odd);
     }
-    store(tiles[SUM][row], flushed(flushed(load<vf>(tiles[SUM][row])) + flushed(even + odd)));
+    store(tiles[sum][row], flushed(flushed(load<vf>(tiles[sum][row])) + flushed(even + odd)));
   }
 }
 
 // sum += the products of bytes, those of the right operand signed
-template <class Left, int SUM, int A, int B>
-void dot_tiles_of_bytes() {
+template <class Left>
+APART void dot_tiles_of_bytes(int sum, int left, int right) {
   auto& tiles = emulated.data;
-  for (int row = 0; row < emulated.palette.rows[SUM]; row++) {
-    vi sum = load<vi>(tiles[SUM][row]);
-    for (int quad = 0; quad < emulated.palette.rows[B]; quad++)
+  for (int row = 0; row < emulated.palette.rows[sum]; row++) {
+    vi total = load<vi>(tiles[sum][row]);
+    for (int quad = 0; quad < emulated.palette.rows[right]; quad++)
       for (int at = 0; at < 4; at++) {
-        const vi b = load<vi>(tiles[B][quad]) << (24 - 8 * at) >> 24;
-        sum += b * (int32_t)(Left)tiles[A][row][quad * 4 + at];
+        const vi b = load<vi>(tiles[right][quad]) << (24 - 8 * at) >> 24;
+        total += b * (int32_t)(Left)tiles[left][row][quad * 4 + at];
       }
-    store(tiles[SUM][row], sum);
+    store(tiles[sum][row], total);
   }
 }
 
-template <int SUM, int A, int B>
-void dot_tiles_s8() {
-  dot_tiles_of_bytes<int8_t, SUM, A, B>();
+#undef APART
+
+template <int TILE>
+INLINE void zero_tile() {
+  zero_tile_of(TILE);
+}
+
+template <int TILE>
+INLINE void load_tile(const void* from, int64_t stride) {
+  load_tile_of(TILE, from, stride);
+}
+
+template <int TILE>
+INLINE void store_tile(void* to, int64_t stride) {
+  store_tile_of(TILE, to, stride);
 }
 
 template <int SUM, int A, int B>
-void dot_tiles_u8s8() {
-  dot_tiles_of_bytes<uint8_t, SUM, A, B>();
+INLINE void dot_tiles_bf16() {
+  dot_tiles_bf16_of(SUM, A, B);
+}
+
+template <int SUM, int A, int B>
+INLINE void dot_tiles_s8() {
+  dot_tiles_of_bytes<int8_t>(SUM, A, B);
+}
+
+template <int SUM, int A, int B>
+INLINE void dot_tiles_u8s8() {
+  dot_tiles_of_bytes<uint8_t>(SUM, A, B);
 }
 
 inline void configure_tiles(const TilePalette& palette) { emulated.palette = palette; }

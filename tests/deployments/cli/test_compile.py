@@ -32,13 +32,14 @@ def test_the_library_is_made_once_and_its_path_is_shown(
     monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "cache"))
 
     first = CliRunner().invoke(app, ["compile"])
+    calls = (tmp_path / "calls").read_text()
     second = CliRunner().invoke(app, ["compile"])
 
     path = Path(first.stdout.split(" (")[0])
     assert path.parent == tmp_path / "cache" / "kernels"
     assert path.read_text() == "library\n"
     assert second.stdout.split(" (")[0] == str(path)
-    assert (tmp_path / "calls").read_text() == "call\n"
+    assert (tmp_path / "calls").read_text() == calls != ""
 
 
 def test_a_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,9 @@ def measure_s(parser: ReplyParser | ReasoningSplitter, text: str, chunk: int) ->
         gc.enable()
 
 
+SINGLE_UNITS = ("word < {[( ", "\n ", "[{", "\"'", "\\", "x")
+
+
 def hostile(name: str) -> Iterator[tuple[str, str]]:
     """Yield what is repeated after one opening, and openings that are repeated themselves."""
     markers = TOOL_FORMATS[name].markers
@@ -92,7 +95,7 @@ def hostile(name: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("name", "opening", "unit"),
-    [(name, opening, unit) for name in FORMATS for opening, unit in hostile(name)],
+    thinned(((name, *case) for name in FORMATS for case in hostile(name)), 4),
 )
 def test_a_tool_format_reads_in_linear_time(name: str, opening: str, unit: str) -> None:
     check_growth(lambda: make_parser(name), opening, unit)
@@ -104,8 +107,7 @@ def test_a_tool_format_reads_a_million_characters_in_linear_time(name: str) -> N
     check_growth(lambda: make_parser(name), opening, UNITS["braces"], LONGEST)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("unit", ["word < {[( ", "\n ", "[{", "\"'", "\\", "x"])
+@pytest.mark.parametrize(("name", "unit"), thinned(product(FORMATS, SINGLE_UNITS), 5))
 def test_a_tool_format_reads_single_characters_in_linear_time(name: str, unit: str) -> None:
     """What is held back is then looked at most often."""
     opening = OPENINGS.get(name, TOOL_FORMATS[name].markers[0])

@@ -245,7 +245,7 @@ def test_every_walk_through_a_schema_validates(backend: str, number: int) -> Non
     check_schema(backend, number, BYTES, num_walks=3)
 
 
-@pytest.mark.parametrize("number", thinned(((n,) for n in range(len(SCHEMAS))), 7))
+@pytest.mark.parametrize("number", thinned(((n,) for n in range(len(SCHEMAS))), 15))
 def test_every_walk_with_real_tokens_validates(
     backend: str, number: int, smollm2_path: Any
 ) -> None:

@@ -6,6 +6,7 @@ A CPU stands for the device: everything but the time at which things happen is t
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.device_runs import Requests, Rerun, run
 from tests.engine.loaded import load_f32
+from tests.thinned import thinned
 
 LENGTHS = [1, 3, 9, 17, 30, 5, 12]
 
@@ -69,9 +71,9 @@ ASKED: dict[str, Requests] = {
 }
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
-@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize(
+    ("name", "recorded", "overlap"), thinned(product(ASKED, (False, True), (False, True)), 3)
+)
 def test_outputs_are_those_of_operations_one_by_one(
     name: str, recorded: bool, overlap: bool, llama: Path
 ) -> None:

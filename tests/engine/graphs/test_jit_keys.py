@@ -39,7 +39,7 @@ def check(folders: list[Path], max_rows: int, max_tokens: int, stride: int) -> N
 
 
 def test_few_rows(tiny_checkpoints: TinyCheckpoints) -> None:
-    check([tiny_checkpoints(family) for family in FAMILIES], 20, 200, 7)
+    check([tiny_checkpoints(family) for family in FAMILIES], 12, 100, 7)
 
 
 def quantised(

@@ -147,7 +147,7 @@ async def test_a_checkpoint_that_is_gone_leaves_it_asleep(
 def test_sleep_gives_back_weights_and_kv_and_cycles_leave_nothing(
     kernels: str, tmp_path: Path
 ) -> None:
-    check_cycles(kernels, tmp_path, num_cycles=10)
+    check_cycles(kernels, tmp_path, num_cycles=5)
 
 
 @pytest.mark.slow

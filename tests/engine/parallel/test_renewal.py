@@ -89,9 +89,20 @@ class Cache:
         self.num_stored = 0
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 5])
+SPECULATION = {"speculation": {"method": "ngram"}}
+
+
 @pytest.mark.parametrize(
-    "sections", [{}, {"speculation": {"method": "ngram"}}], ids=["plain", "speculation"]
+    ("num_steps", "sections"),
+    [
+        (0, {}),
+        (1, {}),
+        (5, {}),
+        (1, SPECULATION),
+        pytest.param(0, SPECULATION, marks=pytest.mark.slow),
+        pytest.param(5, SPECULATION, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, int) else ("speculation" if value else "plain"),
 )
 def test_new_ranks_give_the_same_answers_from_an_empty_cache(
     num_steps: int, sections: dict[str, Any], tiny_checkpoints: TinyCheckpoints

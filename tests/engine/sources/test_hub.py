@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from pydantic import ValidationError
 
 from remora.configs.errors import ConfigError
 from remora.configs.model_names import HubModel
+from remora.configs.sections.model import ModelSection
+from remora.engine.models import locate
+from remora.engine.models.locate import locate_model, locate_tokenizer
 from remora.engine.sources import hub as source
 from remora.engine.sources.inventory import cached_models, remove
 from remora.engine.sources.models import Wanted, pinned
@@ -69,6 +73,41 @@ def test_only_what_serving_needs_is_fetched_and_only_once(hub: Hub) -> None:
     assert (folder / SHARDS[0]).stat().st_size == LARGE
     assert resolve(f"hf://{REPO}@main") == folder == resolve(f"{REPO}@{hub.commit}")
     assert sorted(hub.fetched) == sorted(needed)
+
+
+@pytest.mark.observes("model.download_dir")
+def test_a_folder_for_downloads_replaces_the_cache(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate, "check_served", lambda model, folder: None)
+    place = tmp_path / "downloads"
+    model = ModelSection(path=REPO, tokenizer_path=f"{REPO}@main", download_dir=str(place))
+
+    folder = locate_model(model)
+
+    assert folder == place / "models--me--tiny" / "snapshots" / hub.commit
+    assert (folder / SHARDS[0]).stat().st_size == LARGE
+    assert not any(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    point_to(monkeypatch, OFFLINE_ADDRESS)
+    resolver._resolved.clear()
+    assert locate_model(model) == folder
+    assert pinned(HubModel("me", "tiny"), place).revision == hub.commit
+    assert locate_tokenizer(model) == folder
+
+
+def test_what_a_folder_for_downloads_lacks_is_said_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point_to(monkeypatch, OFFLINE_ADDRESS)
+    model = ModelSection(path=REPO, download_dir=str(tmp_path / "downloads"))
+
+    with pytest.raises(ConfigError) as refused:
+        locate_model(model)
+
+    assert f"the cache {tmp_path / 'downloads'}" in str(refused.value)
+    assert "set model.download_dir to" in str(refused.value)
+    with pytest.raises(ValidationError, match="absolute"):
+        ModelSection(path=REPO, download_dir="downloads")
 
 
 def test_a_check_refuses_before_weights_are_fetched(hub: Hub) -> None:

@@ -138,7 +138,10 @@ def test_the_host_waits_once_for_a_chain(
     assert unknown == [True] * sum(each - 1 for each in most)  # passes after the first of a chain
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize(
+    "recorded",
+    [pytest.param(True, id="recorded"), pytest.param(False, marks=pytest.mark.slow, id="launched")],
+)
 @pytest.mark.parametrize("drafting", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["greedy", "stopped", "mixed"])
 def test_drafts_are_those_that_the_host_waits_for(

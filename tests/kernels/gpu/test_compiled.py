@@ -13,15 +13,12 @@ import pytest
 
 from remora.kernels.gpu.arch import Arch
 from tests.kernels.gpu.ahead.rules import faults_of
-from tests.thinned import thinned
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 600
 # Of products of float32, which tensor cores do not make: ptxas puts a counter or two aside although
 # registers are left.
 FEW_BYTES = 32
-# The one with the least shared memory of NVIDIA's is first: what has grown is felt there.
-ARCHS = [(Arch.SMALL,), *((arch,) for arch in Arch if arch is not Arch.SMALL)]
 
 
 def compile_for(arch: Arch) -> list[dict[str, Any]]:
@@ -41,8 +38,9 @@ def allowed(found: dict[str, Any]) -> int:
     return FEW_BYTES if "float32" in found["case"] else 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("arch", thinned(ARCHS, len(ARCHS)), ids=lambda arch: arch.value)
+@pytest.mark.parametrize("arch", Arch, ids=lambda arch: arch.value)
 def test_kernels_fit_and_spill_nothing(arch: Arch, record_property: Any) -> None:
     made = compile_for(arch)
     record_property("kernels", json.dumps(made))

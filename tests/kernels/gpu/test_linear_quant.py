@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from remora.kernels.quantised.linear_quant import linear_quant, linear_quant_ref
 from remora.kernels.quantised.quant_formats import QuantisedWeight
 from tests.kernels.gpu.devices import interpreted_only, on_gpu, poisoned
 from tests.kernels.quantised_weights import MAKERS
+from tests.thinned import thinned
 
 # Rows are quantised to the same bits, so what differs is the order of float32 sums, and the
 # rounding of y: half an ulp and a little.
@@ -48,16 +50,18 @@ def random_case(
     return MAKERS[name](outputs, inputs, device), x, torch.randn(outputs, device=device).to(dtype)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+SIZES = (
+    (1, 256, torch.bfloat16),
+    (3, 2100, torch.bfloat16),  # in splits
+    (40, 256, torch.float16),
+    (130, 256, torch.bfloat16),
+    (5, 256, torch.float32),
+)
+
+
 @pytest.mark.parametrize(
-    ("rows", "inputs", "dtype"),
-    [
-        (1, 256, torch.bfloat16),
-        (3, 2100, torch.bfloat16),  # in splits
-        (40, 256, torch.float16),
-        (130, 256, torch.bfloat16),
-        (5, 256, torch.float32),
-    ],
+    ("name", "rows", "inputs", "dtype"),
+    thinned(((name, *size) for name, size in product(MAKERS, SIZES)), 2),
     ids=str,
 )
 def test_every_weight_and_tile_agrees_with_torch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from remora.kernels.rope_store import rotate_and_store, rotate_and_store_referen
 from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 from tests.kernels.gpu.test_kv_store import as_bytes, make_pages
 from tests.kernels.gpu.test_rope import angles
+from tests.thinned import thinned
 
 # Units in the last place of numbers up to about 8: one of the norm, one of its weight, one of the
 # rotation; of float32 also those of sums.
@@ -126,11 +128,14 @@ def test_static_scales_are_those_of_heads(device: str, quantised: torch.dtype) -
     )
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
+HEADS = ((32, 8, 128, False), (16, 8, 128, True), (9, 3, 64, False), (4, 1, 80, True))
+QUANTISED = (None, *GREATEST)
+
+
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "dim", "has_norms"),
-    [(32, 8, 128, False), (16, 8, 128, True), (9, 3, 64, False), (4, 1, 80, True)],
+    ("num_heads", "num_kv_heads", "dim", "has_norms", "quantised", "dtype"),
+    thinned([(*heads, *kinds) for heads, *kinds in product(HEADS, QUANTISED, TOLERANCES)], 5),
+    ids=str,
 )
 def test_projections_of_models_agree_with_torch(
     device: str,

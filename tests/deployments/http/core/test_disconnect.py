@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from remora.engine.types import Output
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_server_config
 from tests.moments import cancelled, end, nothing_left, steps
+from tests.thinned import thinned
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -34,6 +36,12 @@ BODIES = [
     ("/generate", {"text": "a", "stream": True}),
     ("/v1/responses", {"input": "a", "stream": True}),
     ("/v1/messages", CHAT | {"max_tokens": 9, "stream": True}),
+]
+CALLS = [
+    (*body, takes, ends)
+    for body, takes, ends in product(
+        BODIES, ("all", "nothing"), ("leave", "cancel", "leave and cancel", "cancel again")
+    )
 ]
 
 
@@ -72,9 +80,7 @@ async def test_a_cancelled_handler_aborts_everything_of_the_call(path: str, body
     assert server.client.running == set()
 
 
-@pytest.mark.parametrize("ends", ["leave", "cancel", "leave and cancel", "cancel again"])
-@pytest.mark.parametrize("takes", ["all", "nothing"])
-@pytest.mark.parametrize(("path", "body"), BODIES)
+@pytest.mark.parametrize(("path", "body", "takes", "ends"), thinned(CALLS, 5))
 async def test_a_call_that_ends_at_any_moment_leaves_nothing_running(
     path: str, body: Any, takes: str, ends: str
 ) -> None:

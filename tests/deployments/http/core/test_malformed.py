@@ -260,7 +260,7 @@ JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 ANY_BODY = settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -83,11 +83,11 @@ SEEN_ELSEWHERE: dict[str, tuple[set[str], tuple[str, ...]]] = {
     **{
         model.__name__: (
             set(fields_of(model)),
-            (f"{_HTTP}/rtp_llm/{file}.py", f"{_HTTP}/fields/shared.py"),
+            (*(f"{_HTTP}/rtp_llm/{file}.py" for file in files), f"{_HTTP}/fields/shared.py"),
         )
-        for file, models in {
-            "test_rtp_llm": (RtpBody, TokenizerEncodeBody),
-            "test_rtp_pooling": (
+        for files, models in {
+            ("test_conformance", "test_rtp_llm"): (RtpBody, TokenizerEncodeBody),
+            ("test_rtp_pooling",): (
                 RtpClassifierBody,
                 RtpOtherVectorsBody,
                 RtpRerankerBody,

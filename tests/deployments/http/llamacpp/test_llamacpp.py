@@ -409,7 +409,7 @@ async def test_an_answer_ends_after_its_time_once_it_has_a_line(
 ) -> None:
     clock = iter(range(0, 10**12, 10**9))
     monkeypatch.setattr(
-        "remora.deployments.http.llamacpp.answers.time.monotonic_ns", lambda: next(clock)
+        "remora.deployments.observing.reply_clock.time.monotonic_ns", lambda: next(clock)
     )
     answer = (await ask(COMPLETION, make_server(text), prompt="Hi", t_max_predict_ms=1)).json()
     assert answer["content"] == content

@@ -95,6 +95,20 @@ async def test_it_can_be_switched_off_while_the_server_runs() -> None:
         assert (await answers())[0] == (200, "text/html")
 
 
+@pytest.mark.observes("api.docs")
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+async def test_the_description_of_the_api_can_be_switched_off(path: str) -> None:
+    async with make_client() as client:
+        assert (await client.get(path)).status_code == 200
+    async with make_client(FakeServer(config=make_config(docs=False))) as client:
+        refused = await client.get(path)
+        page = await client.get("/", headers=HTML)
+
+    assert refused.status_code == 404
+    assert "api.docs" in refused.json()["error"]["message"]
+    assert page.headers["content-type"].startswith("text/html")
+
+
 class Unlimited(CharTokenizer):
     def limit_rendering(self, *, max_seconds: float, max_chars: int) -> None:
         pass

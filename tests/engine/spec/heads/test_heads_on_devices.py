@@ -67,7 +67,10 @@ def make(
     return path, read_eagle(at, read_config(path), shapes), head
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize(
+    "recorded",
+    [pytest.param(True, id="recorded"), pytest.param(False, marks=pytest.mark.slow, id="launched")],
+)
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", *MTP])
 def test_drafts_are_those_of_a_plain_head(
     kind: str,

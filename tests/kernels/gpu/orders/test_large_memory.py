@@ -185,6 +185,7 @@ def sampled(first_row: int) -> list[Tensor]:
     return [logits[-2:].nan_to_num(), *(each[-2:] for each in (ids, faults, *described))]
 
 
+@pytest.mark.slow
 def test_the_last_of_many_rows_of_logits() -> None:
     first_row = 17_000
     assert first_row * 128256 > LARGE

@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.kernels.gpu.devices import interpreted_only, poisoned_memory
 from tests.kernels.gpu.orders.cases import CASES, few_programs
 from tests.kernels.gpu.orders.watching import Order, backwards, forwards, shuffled, watched
+from tests.thinned import thinned
 
 # Rows that only fill blocks up hold no numbers, and are quantised like others.
 pytestmark = [
@@ -30,24 +31,8 @@ def results(case: str, order: Order) -> list[Tensor]:
     return [each.contiguous().view(torch.uint8) for each in made]
 
 
-# Forms whose programs touch memory as those of another case do.
-ALIKE = {
-    "attention int8",
-    f"heads {torch.float8_e4m3fn}",
-    *(
-        f"{name}, {rows} rows"
-        for name in ("fp8", "fp8 per tensor", "int4 32", "mxfp4")
-        for rows in (3, 40)
-    ),
-    "int8, 40 rows",
-}
-
-
 @pytest.mark.parametrize("order", [backwards, pytest.param(shuffled, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.slow] if case in ALIKE else []) for case in CASES],
-)
+@pytest.mark.parametrize("case", thinned(((case,) for case in CASES), 3))
 def test_results_are_those_of_programs_in_order(
     case: str, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
