@@ -32,11 +32,10 @@ struct CodePlaces {
   static constexpr bool FLIPS = ARE_SIGNED != TAKES_SIGNED;
   static constexpr int ZERO = Codes::ZERO + (ARE_SIGNED ? 128 : 0) - (TAKES_SIGNED ? 128 : 0);
   // Panels are prefetched so many bytes before they are used; 0 = they are not. Unpacking codes leaves
-  // less of a core's window to reads ahead, and Zen 5 does not foresee these in all formats.
-  static constexpr int ahead(int rows) {
-    if (HAS_TILES) return 2048;
-    return (Codes::STEPS > 1 || HAS_BYTE_PAIRS) && rows <= 2 ? 6144 : 0;
-  }
+  // less of a core's window to its own reads ahead. Into the first-level cache few lines can be on their
+  // way at a time, and products wait for them; the second-level cache has room for more.
+  static constexpr int AHEAD = HAS_TILES ? 2048 : Codes::STEPS > 1 || HAS_BYTE_PAIRS ? 24576 : 0;
+  static constexpr int CACHE_LEVEL = HAS_TILES ? 1 : 2;
 
   // Of the columns of a register.
   static constexpr int of(int number) {
@@ -56,11 +55,11 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group);
-  if constexpr (Places::ahead(MR) > 0) {
+  if constexpr (Places::AHEAD > 0) {
     constexpr int SHARE = Group::BYTES / Group::GROUPS;  // of a block, with scales
-    const char* share = Group::block_of(panel, group) + group % Group::GROUPS * SHARE;
+    const char* share = Group::block_of(panel, group) + group % Group::GROUPS * SHARE + Places::AHEAD;
     UNROLL for (int line = 0; line < SHARE; line += 64)
-      __builtin_prefetch(share + Places::ahead(MR) + line);
+      __builtin_prefetch(share + line, 0, 4 - Places::CACHE_LEVEL);
   }
   constexpr int NARROW = narrow_steps<Group>(), PIECE = std::max(Codes::STEPS, NARROW);
   rh pairs[MR][N] = {};
