@@ -27,11 +27,11 @@ def measure_bounds(num_threads: int) -> Bounds:
     before = torch.get_num_threads()
     try:
         # Not zeros: the kernel maps untouched zeros to one page, which stays in the cache.
-        halves = torch.ones(2, _array_bytes() // 8)
+        numbers = torch.ones(_array_bytes() // 8, dtype=torch.int64)
         torch.set_num_threads(1)
-        read_1 = halves.nbytes / _typical_seconds(lambda: halves[0] @ halves[1])
+        read_1 = numbers.nbytes / _typical_seconds(numbers.sum)
         torch.set_num_threads(num_threads)
-        read = halves.nbytes / _typical_seconds(lambda: halves[0] @ halves[1])
+        read = numbers.nbytes / _typical_seconds(numbers.sum)
         return Bounds(
             num_threads=num_threads,
             read_gb_s_1=read_1 / 1e9,
