@@ -57,8 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.ray)
     if chosen := config.getoption("slice"):
         number, count = map(int, chosen.split("/"))
-        items[:] = [each for each in items if crc32(each.nodeid.encode()) % count == number - 1]
+        items[:] = [each for each in items if crc32(_whole(each).encode()) % count == number - 1]
     items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
+
+
+def _whole(item: pytest.Item) -> str:
+    """Return what a slice does not divide: the tests of a class may build on each other."""
+    return (item.getparent(pytest.Class) or item).nodeid
 
 
 def pytest_collection_finish() -> None:

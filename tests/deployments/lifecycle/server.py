@@ -52,7 +52,7 @@ def make_serve_config(model: Path, **sections: Any) -> dict[str, Any]:
 class Server:
     """A running `remora serve`.
 
-    config:  the Serve config that it was last told to run
+    config:  the Serve config it was started with
     output:  file with its output
     """
 
@@ -94,7 +94,6 @@ class Server:
     def deploy(self, config: Mapping[str, Any]) -> None:
         """Deploy a config, as `serve deploy` does."""
         self._ask("PUT", json=config).raise_for_status()
-        self.config = config
 
     def until(self, is_so: Callable[[], bool], timeout_s: float = 120.0) -> float:
         """Wait until the condition holds; return the seconds. Connection errors count as false."""

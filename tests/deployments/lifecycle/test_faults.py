@@ -109,7 +109,8 @@ class ProxyFaults:
         assert not set(gateways) & set(server.pids(GATEWAY))  # they were stopped under load, too
 
     async def test_scaling_down_truncates_no_stream(self, server: Server, load: Load) -> None:
-        change = await try_change(server, load, with_replicas(server.config, 1))
+        config = with_replicas(with_seed(server.config, 1), 1)
+        change = await try_change(server, load, config)
 
         assert change.num_kept == 1
 
