@@ -31,9 +31,11 @@ struct CodePlaces {
   static constexpr bool TAKES_SIGNED = HAS_SIGNED_PAIRS && narrow_steps<Group>() == 0;
   static constexpr bool FLIPS = ARE_SIGNED != TAKES_SIGNED;
   static constexpr int ZERO = Codes::ZERO + (ARE_SIGNED ? 128 : 0) - (TAKES_SIGNED ? 128 : 0);
-  // Panels are prefetched so many bytes before they are used; 0 = they are not. Unpacking codes leaves
-  // less of a core's window to its own reads ahead. Into the first-level cache few lines can be on their
-  // way at a time, and products wait for them; the second-level cache has room for more.
+  // Whether one row finds a panel's lines in time by the core's own reads ahead.
+  static constexpr bool READS_AHEAD = !HAS_TILES && PARTS == 1 && !HAS_BYTE_PAIRS;
+  // Otherwise panels are prefetched so many bytes before they are used; 0 = they are not. Into the
+  // first-level cache few lines can be on their way at a time, and products wait for them; the
+  // second-level cache has room for more.
   static constexpr int AHEAD = HAS_TILES ? 2048 : Codes::STEPS > 1 || HAS_BYTE_PAIRS ? 24576 : 0;
   static constexpr int CACHE_LEVEL = HAS_TILES ? 1 : 2;
 
@@ -43,6 +45,29 @@ struct CodePlaces {
     return number / PARTS * OF_VECTOR + number % PARTS * REGISTER;
   }
 };
+
+template <int LEVEL>
+INLINE void prefetch(const char* from, int num_bytes) {
+  UNROLL for (int line = 0; line < num_bytes; line += 64) __builtin_prefetch(from + line, 0, 4 - LEVEL);
+}
+
+// Have what MR rows will read of a panel on its way, when they come to a group.
+//
+// A core reads ahead lines that are used in their order. Scales and levels lie before codes and are
+// used after them: one row asks for them first, and the order is kept. More rows, and registers that
+// are narrower, take so many instructions for a line that a core does not look far enough.
+template <class Group, int MR>
+INLINE void read_ahead(const char* panel, int group) {
+  typedef CodePlaces<Group> Places;
+  const char* block = Group::block_of(panel, group);
+  if constexpr (MR == 1 && Places::READS_AHEAD) {
+    if (group % Group::GROUPS == 0) prefetch<1>(block, Group::Scales::BYTES);
+    prefetch<1>(Group::levels_of(panel, group), Group::Scales::LEVEL_BYTES);
+  } else if constexpr (Places::AHEAD > 0) {
+    constexpr int SHARE = Group::BYTES / Group::GROUPS;  // of a block, with scales
+    prefetch<Places::CACHE_LEVEL>(block + group % Group::GROUPS * SHARE + Places::AHEAD, SHARE);
+  }
+}
 
 // totals[r][v] += the product of row r of a group with the columns at registers [at, at + N).
 template <class Group, int MR, int N>
@@ -55,12 +80,7 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
   const char* codes = Group::codes_of(panel, group);
-  if constexpr (Places::AHEAD > 0) {
-    constexpr int SHARE = Group::BYTES / Group::GROUPS;  // of a block, with scales
-    const char* share = Group::block_of(panel, group) + group % Group::GROUPS * SHARE + Places::AHEAD;
-    UNROLL for (int line = 0; line < SHARE; line += 64)
-      __builtin_prefetch(share + line, 0, 4 - Places::CACHE_LEVEL);
-  }
+  read_ahead<Group, MR>(panel, group);
   constexpr int NARROW = narrow_steps<Group>(), PIECE = std::max(Codes::STEPS, NARROW);
   rh pairs[MR][N] = {};
   const auto widen_pairs = [&] {
