@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+import torch
+
 from remora.configs.errors import InvalidRequest, RequestError
 from remora.engine.beams.params import BeamParams
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
@@ -71,6 +73,7 @@ class LLM:
         **options: Any,
     ) -> None:
         self._show_progress = show_progress
+        self._torch_threads = torch.get_num_threads()  # of the caller; building changes it
         self._config = config_of(model, options)
         self._generator: Generator | None = None
         self._embedder: Embedder | None = None
@@ -196,10 +199,14 @@ class LLM:
         return self._generates().engine.stats()
 
     def close(self) -> None:
-        """Stop processes and threads; memory is freed with the object."""
+        """Stop processes and threads; memory is freed with the object.
+
+        Torch computes with as many threads again as before the object was made.
+        """
         for part in (self._generator, self._embedder):
             if part is not None:
                 part.close()
+        torch.set_num_threads(self._torch_threads)
 
     def _generate(
         self,

@@ -49,7 +49,9 @@ def quantize(
     out: Annotated[Path, typer.Argument(help="New folder for the quantised checkpoint.")],
     method: Annotated[
         Method,
-        typer.Option(help="gptq and awq use calibration text; round searches scales without any."),
+        typer.Option(
+            help="gptq and awq (factors, then gptq) use calibration text; round uses none."
+        ),
     ] = Method.gptq,
     bits: Annotated[Bits, typer.Option(help="Bits of a weight.")] = Bits.four,
     group_size: Annotated[

@@ -49,7 +49,8 @@ Rounded = dict[str, IntWeight]
 class Recipe:
     """How to quantise.
 
-    method:      gptq and awq need calibration windows, round does not
+    method:      gptq and awq need calibration windows, round does not; awq rounds as gptq does
+                 after it has scaled the inputs
     group_size:  inputs that share a scale; None = the largest of GROUP_SIZES that fits
     symmetric:   None = if the bits are 8
     """
@@ -162,9 +163,8 @@ class _Rounding:
             if not linear.weight.isfinite().all():
                 raise ConfigError(f"a weight of {prefix}{next(iter(linear.parts))} is not finite.")
         if self._recipe.method == "awq":
-            kinds = self._by_awq(layer, block, linears)
-        else:
-            kinds = (self._round_one(layer, block, linear) for linear in linears)
+            self._scale_inputs(layer, block, linears)
+        kinds = (self._round_one(layer, block, linear) for linear in linears)
         rounded: Rounded = {}
         for (start, linear), kind in zip(named, kinds, strict=True):
             linear.weight.copy_(kind.dequantised())
@@ -181,16 +181,11 @@ class _Rounding:
         (gram,) = self._calibration.grams(layer, block, [linear])
         return gptq(linear.weight, gram, self._scheme)
 
-    def _by_awq(
-        self, layer: int, block: DecoderBlock, linears: list[Linear]
-    ) -> Iterator[IntWeight]:
+    def _scale_inputs(self, layer: int, block: DecoderBlock, linears: list[Linear]) -> None:
         assert self._calibration is not None
         grams = dict(zip(linears, self._calibration.grams(layer, block, linears), strict=True))
         for fold in folds(block, self._checkpoint.dtype):
             scale_inputs(fold, grams[fold.linear], self._scheme)
-        for linear in linears:
-            grid = search_grid(linear.weight, self._scheme, grams[linear].diagonal())
-            yield round_to_grid(linear.weight, grid, self._scheme)
 
     def _round_experts(self, prefix: str, experts: Experts) -> Rounded:
         """Round routed experts without data: few windows reach each of them.

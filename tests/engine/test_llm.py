@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.llm import LLM, Constraint, ConstraintKind, SamplingParams
@@ -79,3 +80,16 @@ async def test_constraints_compile_where_an_event_loop_is_running(llm: LLM) -> N
     (answer,) = llm.generate("Hello", SamplingParams(max_tokens=30), constraint=WHEN)
 
     assert answer.finish_reason is FinishReason.STOP
+
+
+def test_torch_has_the_threads_of_before_when_it_is_closed(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with LLM(str(tiny_checkpoints("llama")), kv_tokens=256, show_progress=False, num_threads=2):
+            assert torch.get_num_threads() != 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
