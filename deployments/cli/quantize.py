@@ -49,9 +49,7 @@ def quantize(
     out: Annotated[Path, typer.Argument(help="New folder for the quantised checkpoint.")],
     method: Annotated[
         Method,
-        typer.Option(
-            help="gptq and awq (factors, then gptq) use calibration text; round uses none."
-        ),
+        typer.Option(help="gptq and awq use calibration text; round searches scales without any."),
     ] = Method.gptq,
     bits: Annotated[Bits, typer.Option(help="Bits of a weight.")] = Bits.four,
     group_size: Annotated[

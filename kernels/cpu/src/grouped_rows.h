@@ -79,7 +79,7 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
   UNROLL for (int r = 0; r < MR; r++)
     UNROLL for (int v = 0; v < N; v++)
       acc[r][v] = spread((U8_ZERO - Places::ZERO) * sums[r * groups]);
-  const char* codes = Group::codes_of(panel, group);
+  const char* codes = Group::codes_of(panel, group) + Places::of(at);
   read_ahead<Group, MR>(panel, group);
   constexpr int NARROW = narrow_steps<Group>(), PIECE = std::max(Codes::STEPS, NARROW);
   rh pairs[MR][N] = {};
@@ -90,13 +90,14 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
         pairs[r][v] = rh{};
       }
   };
-  for (int piece = 0; piece < Group::SIZE / 4; piece += PIECE) {
+  // Unrolled by less, bytes of 64 k keep columns in memory instead of registers.
+  _Pragma("GCC unroll 8") for (int piece = 0; piece < Group::SIZE / 4; piece += PIECE) {
     for (int first = piece; first < piece + PIECE; first += Codes::STEPS, codes += Places::STEPS)
       UNROLL for (int step = 0; step < Codes::STEPS; step++) {
         ri column[N];
         UNROLL for (int v = 0; v < N; v++) {
           column[v] = Codes::step(step, [&](int word) {
-            return load<ri>(codes + word * Places::WORD + Places::of(at + v));
+            return load<ri>(codes + word * Places::WORD + Places::of(v));
           });
           if constexpr (Places::FLIPS) column[v] ^= (int32_t)0x80808080;
         }
