@@ -31,7 +31,7 @@ struct CodePlaces {
   static constexpr bool TAKES_SIGNED = HAS_SIGNED_PAIRS && narrow_steps<Group>() == 0;
   static constexpr bool FLIPS = ARE_SIGNED != TAKES_SIGNED;
   static constexpr int ZERO = Codes::ZERO + (ARE_SIGNED ? 128 : 0) - (TAKES_SIGNED ? 128 : 0);
-  // Whether one row finds a panel's lines in time by the core's own reads ahead.
+  // Whether registers are wide enough for a core's own reads ahead, of one row at least.
   static constexpr bool READS_AHEAD = !HAS_TILES && PARTS == 1 && !HAS_BYTE_PAIRS;
   // Otherwise panels are prefetched so many bytes before they are used; 0 = they are not. Into the
   // first-level cache few lines can be on their way at a time, and products wait for them; the
@@ -54,13 +54,13 @@ INLINE void prefetch(const char* from, int num_bytes) {
 // Have what MR rows will read of a panel on its way, when they come to a group.
 //
 // A core reads ahead lines that are used in their order. Scales and levels lie before codes and are
-// used after them: one row asks for them first, and the order is kept. More rows, and registers that
-// are narrower, take so many instructions for a line that a core does not look far enough.
+// used after them: they are asked for first, and the order is kept. More rows of codes that are unpacked,
+// and narrower registers, take so many instructions for a line that a core does not look far enough.
 template <class Group, int MR>
 INLINE void read_ahead(const char* panel, int group) {
   typedef CodePlaces<Group> Places;
   const char* block = Group::block_of(panel, group);
-  if constexpr (MR == 1 && Places::READS_AHEAD) {
+  if constexpr (Places::READS_AHEAD && (MR == 1 || Places::AHEAD == 0)) {
     if (group % Group::GROUPS == 0) prefetch<1>(block, Group::Scales::BYTES);
     prefetch<1>(Group::levels_of(panel, group), Group::Scales::LEVEL_BYTES);
   } else if constexpr (Places::AHEAD > 0) {
