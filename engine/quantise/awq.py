@@ -47,7 +47,7 @@ class Fold:
 def scale_inputs(fold: Fold, gram: Tensor, scheme: Scheme) -> None:
     """Choose factors for a linear's inputs, and fold them into its weight and what is before it.
 
-    gram:  X^T X / T [I, I] of the inputs; scaled in place, as the inputs are
+    gram:  X^T X / T [I, I] of the inputs
     """
     weight = fold.linear.weight
     square = fold.pool(gram.diagonal()).clamp(min=torch.finfo(torch.float32).tiny)
@@ -61,10 +61,7 @@ def scale_inputs(fold: Fold, gram: Tensor, scheme: Scheme) -> None:
         lost = float(loss(scaled, rounded, inside).sum())
         if lost < best:
             best, chosen = lost, factors
-    spread = fold.spread(fold.divide(chosen))
-    weight *= spread
-    gram /= spread
-    gram /= spread[:, None]
+    weight *= fold.spread(fold.divide(chosen))
 
 
 def folds(block: DecoderBlock, norm_dtype: torch.dtype) -> Iterator[Fold]:
