@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from remora.configs.load import DEFAULT_HOST
 from remora.configs.serve_file import our_application
 from remora.deployments.bench.targets import Target
 from remora.deployments.cli.terminal import Failure
+from remora.deployments.free_ports import free_port
 from remora.deployments.tls import KEYS as TLS_KEYS
 
 START_S = 300.0
@@ -64,7 +64,7 @@ def running_server(target: Target) -> Iterator[OwnServer]:
 
     Raises Failure with the end of the log if the server does not start.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         config, log = Path(folder) / "serve.yaml", Path(folder) / "log.txt"
         written = target.raw.get("http_options") or {}
@@ -96,12 +96,6 @@ def running_server(target: Target) -> Iterator[OwnServer]:
 
 def _prefix(target: Target) -> str:
     return str(our_application(target.raw).get("route_prefix") or "/").rstrip("/")
-
-
-def _free_port() -> int:
-    with socket.create_server((DEFAULT_HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.haproxy.choice import HAPROXY_SWITCH, haproxy_environment
 from remora.deployments.cli.haproxy.program import install_haproxy_program
+from remora.deployments.free_ports import free_port
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
@@ -255,8 +255,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="what the processes are started with")
     options = parser.parse_args()
     if options.here:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         run(port)
         return
     for proxy in options.proxy:

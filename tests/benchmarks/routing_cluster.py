@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from remora.deployments.free_ports import free_port
 
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -39,8 +40,7 @@ def ray_serve(num_cpus: int = 4) -> Iterator[int]:
     import ray
     from ray import serve
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     ray.init(
         address="local",
         namespace="serve",

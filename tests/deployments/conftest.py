@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from remora.deployments.free_ports import free_port
 from tests.conftest import TinyCheckpoints
 
 SMOL, TINY = "smol", "tiny"
@@ -65,8 +65,7 @@ def cluster(
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     ray.init(
         address="local",
         namespace="serve",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ import httpx
 import pytest
 
 import remora
+from remora.deployments.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("configs", "kernels", "engine", "lora", "deployments")
@@ -144,8 +144,7 @@ def test_the_installed_package_generates_from_an_empty_folder(
 def test_the_installed_command_serves_from_an_empty_folder(
     programs: Path, smollm2_path: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     printed = tmp_path / "output.txt"
     with printed.open("w") as out:

@@ -10,17 +10,15 @@ collide, so each run has its own.
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 from remora.deployments.cli.terminal import Failure
+from remora.deployments.free_ports import free_ports
 from remora.deployments.routing.haproxy_hook import HOOK_SWITCH, MAX_BODY_BYTES
 
 HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -28,8 +26,6 @@ BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 # Serve's HAProxy connects to the replicas of its own machine at 127.0.0.1.
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 _NUM_PORTS = 3
-# Above the ports of Ray's workers; below those of replicas and the system's ephemeral ports.
-_PORTS = range(20_000, 30_000)
 # A stopping replica stays reachable for this long while HAProxy removes it, which takes more than a
 # second under load. Where a replica is gone already, HAProxy tries another, this often.
 _MIN_DRAINING_S = 2
@@ -83,7 +79,7 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
     folder:  of this run, with a short path (for sockets), and private to this user, since HAProxy's
              admin socket has no authentication
     """
-    metrics_port, stats_port, fallback_port = _free_ports(_NUM_PORTS)
+    metrics_port, stats_port, fallback_port = free_ports(_NUM_PORTS)
     return {
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
@@ -105,21 +101,6 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
         "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(MAX_BODY_BYTES),
         HOOK_SWITCH: "1",
     }
-
-
-def _free_ports(num_ports: int) -> list[int]:
-    """Return random free ports outside the range that outgoing connections use."""
-    candidates = random.sample(_PORTS, len(_PORTS))
-    return list(islice(filter(_is_free, candidates), num_ports))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def exposed_ports(environment: Mapping[str, str], host: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from remora.deployments.free_ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
@@ -104,8 +105,7 @@ def write_checkpoint(folder: Path) -> int:
 
 def measure(path: Path, tp_size: int, pp_size: int) -> list[Measured]:
     """Start the ranks of a layout, let them run a prompt, and return what each took."""
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     started = []
     for rank in range(tp_size * pp_size):

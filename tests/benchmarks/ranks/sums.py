@@ -8,7 +8,6 @@ Prints the median microseconds of `Group.all_reduce`, by ranks and size.
 from __future__ import annotations
 
 import multiprocessing
-import socket
 import statistics
 import sys
 import time
@@ -16,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+
+from remora.deployments.free_ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
@@ -39,8 +40,7 @@ def main() -> None:
 
 def measure(num_ranks: int) -> dict[int, dict[str, float]]:
     """Start the ranks; return medians by size and way."""
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     ranks = [

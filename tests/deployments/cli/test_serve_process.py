@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,15 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from remora.deployments.free_ports import free_port
 from tests.conftest import TinyCheckpoints
 
 pytestmark = pytest.mark.ray
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def until_ready(process: subprocess.Popen[str], url: str, timeout_s: float = 120.0) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from rich.console import Console
 
 from remora.configs.environment import cache_dir
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.free_ports import free_port
 from remora.engine.weights.resolve_model import resolve_model
 
 HERE = Path(__file__).parent
@@ -72,8 +72,7 @@ def make_environment(name: str) -> Path:
 @contextmanager
 def serving(config_name: str) -> Iterator[str]:
     """Start a server of a configuration of this folder on a free port, and yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     remora = shutil.which("remora", path=str(Path(sys.executable).parent))
     if remora is None:
         raise SystemExit("remora is not installed in this environment; run `make setup`.")

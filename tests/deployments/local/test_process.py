@@ -18,7 +18,7 @@ import httpx
 import pytest
 import torch
 
-from remora.deployments.cli.startup.address import bound
+from remora.deployments.free_ports import free_port
 from tests.conftest import TinyCheckpoints
 from tests.lora.peft_files import PREFIX, RANK, write_adapter
 
@@ -51,8 +51,7 @@ class Started:
 
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[Started]:
-    with bound("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     output = folder / "output.txt"
     with output.open("w") as out:
         process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.plan import EnginePlan
+from remora.deployments.free_ports import free_port
 from remora.engine.models.load import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import Group
@@ -26,11 +26,6 @@ HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Threads:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import remora.engine.parallel.connect
 from remora.configs.errors import EngineError
+from remora.deployments.free_ports import free_port
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import ALONE
 from remora.engine.parallel.layout import Layout
-from tests.engine.parallel.ranks import HOST, Threads, connected, free_port
+from tests.engine.parallel.ranks import HOST, Threads, connected
 
 LOCALHOST = "0100007F"  # as the kernel writes it
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

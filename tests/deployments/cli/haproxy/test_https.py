@@ -16,6 +16,7 @@ import pytest
 from remora.deployments.cli.haproxy.certificates import BUNDLE, renew_certificates
 from remora.deployments.cli.haproxy.choice import BINARY
 from remora.deployments.cli.haproxy.program import install_haproxy_program
+from remora.deployments.free_ports import free_port
 from remora.deployments.tls import Tls
 from tests.deployments.cli.haproxy.needs import HAPROXY, HEAD
 from tests.deployments.cli.haproxy.test_watch import until
@@ -52,8 +53,7 @@ def written(folder: Path, port: int, frontend: str = "http_frontend") -> list[st
 def running(folder: Path, tls: Tls) -> Iterator[int]:
     """Run HAProxy in the block; yield its port."""
     install_haproxy_program(folder, host="127.0.0.1", body_timeout_s=5, tls=tls)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(written(folder, port))
 
     def listens() -> bool:

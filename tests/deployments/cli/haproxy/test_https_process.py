@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from remora.configs.serve_file import config_of_args
+from remora.deployments.free_ports import free_port
 from tests.conftest import TinyCheckpoints
-from tests.deployments.cli.test_serve_process import free_port, still_running
+from tests.deployments.cli.test_serve_process import still_running
 from tests.deployments.https.certificates import Authority, serial_at
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -17,9 +17,10 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from remora.deployments.free_ports import free_port
 from tests.conftest import TinyCheckpoints
 from tests.deployments.cli.haproxy.needs import HAPROXY
-from tests.deployments.cli.test_serve_process import free_port, still_running, until_ready
+from tests.deployments.cli.test_serve_process import still_running, until_ready
 
 pytestmark = [
     pytest.mark.ray,

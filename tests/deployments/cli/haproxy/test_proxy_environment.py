@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from remora.deployments import free_ports
 from remora.deployments.cli.haproxy import choice
 from remora.deployments.cli.haproxy.choice import (
     HAPROXY_SWITCH,
@@ -30,6 +31,7 @@ def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 LOCAL = "127.0.0.1"
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,17 @@ def test_two_runs_share_neither_ports_nor_files() -> None:
 def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(choice, "_PORTS", [taken, *range(20_000, 20_040)])
+        monkeypatch.setattr(free_ports, "_PORTS", [taken, *range(20_000, 20_040)])
         environment = haproxy_environment(Path("/tmp/x"))
 
     assert str(taken) not in environment.values()
+
+
+@pytest.mark.skipif(not OUTGOING.exists(), reason="this system does not say its range")
+def test_no_connection_can_take_a_port_that_was_drawn() -> None:
+    first, last = map(int, OUTGOING.read_text().split())
+
+    assert not any(first <= port <= last for port in free_ports.free_ports(100))
 
 
 def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:

@@ -19,6 +19,7 @@ import pytest
 from remora.deployments.cli.haproxy.choice import BINARY
 from remora.deployments.cli.haproxy.program import install_haproxy_program
 from remora.deployments.cli.haproxy.watch import STOP_GAP, HaproxyWatch
+from remora.deployments.free_ports import free_port
 from tests.deployments.cli.haproxy.needs import HAPROXY, HEAD
 
 pytestmark = HAPROXY
@@ -70,8 +71,7 @@ class Haproxy:
 
     def __init__(self, folder: Path, replica: int) -> None:
         self._folder, self._replica = folder, replica
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port: int = listener.getsockname()[1]
+        self.port = free_port()
         (folder / "500.http").touch()
 
     def start(self, *, is_new: bool = False) -> subprocess.Popen[bytes]:

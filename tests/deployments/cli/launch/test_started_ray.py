@@ -18,6 +18,7 @@ import yaml
 
 from remora.configs.serve_file import our_application
 from remora.deployments.cli.serve import serve_config
+from remora.deployments.free_ports import free_port
 from tests.configs.dialects.launch_commands import COMMANDS, FILES, Launch
 from tests.deployments.applications import deployed
 from tests.deployments.cli.launch.stand_ins import (
@@ -27,7 +28,7 @@ from tests.deployments.cli.launch.stand_ins import (
     put,
     tokens_of,
 )
-from tests.deployments.cli.test_serve_process import free_port, until_ready
+from tests.deployments.cli.test_serve_process import until_ready
 from tests.deployments.conftest import Cluster
 from tests.lora.adapters import ATTENTION, make_adapter
 

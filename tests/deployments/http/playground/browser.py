@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from base64 import b64decode
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from remora.deployments.free_ports import free_port
 from tests.programs import find, library_path
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # WebDriver's name of a reference
@@ -119,8 +119,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     chromium, driver_program = find("chromium"), find("chromedriver")
     assert chromium is not None
     assert driver_program is not None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     driver = subprocess.Popen(
         [str(driver_program), f"--port={port}", f"--log-path={profile / DRIVER_LOG}"],
         stdout=subprocess.DEVNULL,
