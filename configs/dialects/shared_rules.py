@@ -36,7 +36,8 @@ COMPILE = Sets(
 FP8 = "a scale for each output, and for each row of activations; on a GPU only"
 ROUNDED: Mapping[str, str] = {
     "none": "",
-    "int8": "groups of 64 inputs, and the head too, on a CPU; a scale for each output on a GPU",
+    "int8": "groups of 32 inputs (64 with AMX), and the head too, on a CPU; a scale for each "
+    "output on a GPU",
     "int4_pure": "groups of 32 inputs; the head in int8; on a CPU only",
     "fp8": FP8,
 }

@@ -238,7 +238,7 @@ def make_plan(
         is_ours=model.implementation == "remora",
     )
     held = held_as_stored(config, stored, device, on_device)
-    formats = plan_rounding(config.model, model, device)
+    formats = plan_rounding(config.model, model, device, machine.cpu_features)
     layer_bytes = device_layer_bytes(model, dtype, on_device, held)
     offload = plan_offload(config, model, device, layer_bytes)
     weight_bytes = weight_bytes_of(config, model, dtype, device, on_device, held, formats, offload)

@@ -19,12 +19,9 @@ RoundedFormat = Literal["int8", "int5", "int4"]
 HeldFormat = RoundedFormat | Literal["none"]
 _ONE_PRODUCT = {"gate_proj", "up_proj"}
 # Inputs that share a scale, and in int5 and int4 a minimum; both have 16 bits.
-GROUPS: Mapping[RoundedFormat, int] = {"int8": 64, "int5": 32, "int4": 32}
-BITS: Mapping[str, float] = {
-    "int8": 8 + 16 / GROUPS["int8"],
-    "int5": 5 + 32 / GROUPS["int5"],
-    "int4": 4 + 32 / GROUPS["int4"],
-}
+GROUP = 32
+# The same of int8 where there are tile registers, which hold 64 inputs.
+TILE_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +41,14 @@ class Rounding:
     parts:      by the last parts of the weights' names in the model
     head:       of the output head
     overrides:  exceptions from these, the last that matches
+    int8_group: inputs that share a scale in int8
     """
 
     usual: HeldFormat
     parts: Mapping[str, RoundedFormat] = field(default_factory=dict)
     head: HeldFormat = "int8"
     overrides: tuple[Override, ...] = ()
+    int8_group: int = GROUP
 
     def format_of(self, part: str, layer: int) -> HeldFormat:
         """Return the format of a part of a layer."""
@@ -57,6 +56,20 @@ class Rounding:
             if part in each.parts and (each.layers is None or layer in each.layers):
                 return each.format
         return self.parts.get(part, self.usual)
+
+    def group_of(self, format: RoundedFormat) -> int:
+        """Return the number of inputs that share a scale."""
+        return self.int8_group if format == "int8" else GROUP
+
+    def bits_of(self, format: HeldFormat, *, plain: float = 16.0) -> float:
+        """Return the bits of a weight, scales and minima included; `plain`: if not rounded."""
+        match format:
+            case "none":
+                return plain
+            case "int8":
+                return 8 + 16 / self.int8_group
+            case "int5" | "int4":
+                return int(format[-1]) + 32 / GROUP
 
     def bits(
         self, numbers: Mapping[str, int], *, num_layers: int = 1, plain: float = 16.0
@@ -66,12 +79,11 @@ class Rounding:
         numbers:  of the weights of each part, in all layers
         plain:    bits of a weight that is not rounded
         """
-        bits = {**BITS, "none": plain}
         total = sum(numbers.values())
         if total == 0:
-            return bits[self.usual]
+            return self.bits_of(self.usual, plain=plain)
         return sum(
-            bits[self.format_of(part, layer)] * each
+            self.bits_of(self.format_of(part, layer), plain=plain) * each
             for part, each in numbers.items()
             for layer in range(num_layers)
         ) / (total * num_layers)
@@ -80,7 +92,7 @@ class Rounding:
     def groups(self) -> set[int]:
         """The sizes of the groups of the layers' parts."""
         used = {self.usual, *self.parts.values(), *(each.format for each in self.overrides)}
-        return {GROUPS[format] for format in used if format != "none"}
+        return {self.group_of(format) for format in used if format != "none"}
 
     @property
     def has_plain(self) -> bool:
@@ -109,7 +121,18 @@ ROUNDINGS: Mapping[str, Rounding] = {
 
 
 # Perplexity that a small model lost whose weights were not made for 4 bits (docs/quantization.md).
-LOSSES: Mapping[str, str] = {"int8": "1.2 %", "int4": "5 %", "int4_pure": "23 %"}
+_LOSSES: Mapping[str, str] = {"int8": "0.6 %", "int4": "5 %", "int4_pure": "23 %"}
+_INT8_TILE_LOSS = "1.2 %"  # where more inputs share a scale
+
+
+def loss_of(quantization: str, rounding: Rounding | None) -> str:
+    """Return the perplexity that `model.quantization` cost a small model; empty = unknown.
+
+    rounding:  on a CPU
+    """
+    if quantization == "int8" and rounding is not None and rounding.int8_group == TILE_GROUP:
+        return _INT8_TILE_LOSS
+    return _LOSSES.get(quantization, "")
 
 
 def asked_rounding(section: ModelSection) -> str:
@@ -119,14 +142,18 @@ def asked_rounding(section: ModelSection) -> str:
     return "model.quantization_overrides" if section.quantization_overrides else ""
 
 
-def plan_rounding(section: ModelSection, model: ModelFacts, device: str) -> Rounding | None:
+def plan_rounding(
+    section: ModelSection, model: ModelFacts, device: str, cpu_features: Collection[str] = ()
+) -> Rounding | None:
     """Return the formats to which weights are rounded on a CPU; None = they are not.
+
+    cpu_features:  as in `MachineFacts`
 
     Raises ConfigError for overrides that the model or the device cannot have.
     """
     usual = ROUNDINGS.get(section.quantization)
-    if not section.quantization_overrides:
-        return usual if device == "cpu" else None
+    if not section.quantization_overrides and (usual is None or device != "cpu"):
+        return None
     if device != "cpu":
         raise ConfigError(
             f"model.quantization_overrides: needs a CPU, and the model runs on {device}; leave it "
@@ -141,8 +168,11 @@ def plan_rounding(section: ModelSection, model: ModelFacts, device: str) -> Roun
             raise ConfigError(f"{key}.parts: gate_proj and up_proj are one product; name both")
         layers = None if each.layers is None else frozenset(each.layers)
         overrides.append(Override(parts=frozenset(each.parts), layers=layers, format=each.format))
-    usual = usual or Rounding(usual="none", head="none")
-    return replace(usual, overrides=tuple(overrides))
+    return replace(
+        usual or Rounding(usual="none", head="none"),
+        overrides=tuple(overrides),
+        int8_group=TILE_GROUP if "amx_tile" in cpu_features else GROUP,
+    )
 
 
 def _check_known(key: str, found: Iterable[object], known: Collection[object]) -> None:

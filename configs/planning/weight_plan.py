@@ -12,7 +12,7 @@ from remora.configs.facts import ModelFacts, StoredFormat
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.kv_format import DTYPE_BYTES
 from remora.configs.planning.offload_plan import OffloadPlan
-from remora.configs.planning.rounding import BITS, Rounding, asked_rounding
+from remora.configs.planning.rounding import Rounding, asked_rounding
 from remora.configs.planning.shares import stage_parameters
 from remora.configs.schema import ServeConfig
 
@@ -78,7 +78,7 @@ def weight_bytes_of(
     elif rounding is not None:
         numbers, plain = model.linear_weights, 8 * each
         layer_bytes = rounding.bits(numbers, num_layers=model.num_layers, plain=plain) / 8
-        head_bytes = each if rounding.head == "none" else BITS[rounding.head] / 8
+        head_bytes = rounding.bits_of(rounding.head, plain=plain) / 8
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
     is_packed = is_packed and not (by_torch and config.engine.compile)

@@ -36,7 +36,7 @@ class QuantizationOverride(Section):
     """Layers, counted from 0. Default: all."""
 
     format: Literal["none", "int8", "int5", "int4"]
-    """Format: groups of 64 weights in int8, of 32 in int5 and int4; none = the model's own."""
+    """Format: groups of 32 weights (int8 with AMX: 64); none = the model's own."""
 
 
 def download_folder(download_dir: str | None) -> Path | None:
@@ -69,11 +69,11 @@ class ModelSection(Section):
 
     quantization: Literal["none", "int8", "int4", "int4_pure", "fp8"] = "none"
     """Format that weights are quantised to at start-up. On a CPU with native kernels: int8 takes
-    half the memory of bfloat16 (groups of 64); int4 about 37 % (groups of 32: q_proj and k_proj in
-    4 bits, v_proj and the head in 8, other parts in 5); int4_pure a third, with several times the
-    loss (4 bits, the head in 8). On a GPU with Triton kernels: fp8 (e4m3) or int8, with a scale for
-    each output; products quantise the activations of each token; head, embeddings and, with int8,
-    experts are not rounded."""
+    half the memory of bfloat16 (groups of 32, with AMX of 64); int4 about 37 % (groups of 32:
+    q_proj and k_proj in 4 bits, v_proj and the head in 8, other parts in 5); int4_pure a third,
+    with several times the loss (4 bits, the head in 8). On a GPU with Triton kernels: fp8 (e4m3) or
+    int8, with a scale for each output; products quantise the activations of each token; head,
+    embeddings and, with int8, experts are not rounded."""
 
     quantization_overrides: list[QuantizationOverride] = Field(default_factory=list, max_length=64)
     """Exceptions from `quantization`, for parts of layers; the last that matches counts. With

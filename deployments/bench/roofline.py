@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.planning.kv_format import DTYPE_BYTES
-from remora.configs.planning.rounding import BITS, ROUNDINGS
+from remora.configs.planning.rounding import ROUNDINGS
 from remora.engine.models.config import DecoderConfig
 
 
@@ -91,7 +91,7 @@ def model_work(
         parts = _attention_parts(config)
         others = blocks - sum(parts.values())
         of_layers = rounding.bits({**parts, "others": others}) / 8
-        of_head = each if rounding.head == "none" else BITS[rounding.head] / 8
+        of_head = rounding.bits_of(rounding.head, plain=8.0 * each) / 8
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,

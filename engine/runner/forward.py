@@ -43,7 +43,7 @@ from remora.kernels.cpu.sampling import NativeSampling
 from remora.kernels.kv_store import KV_DTYPES
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_ROUNDED = {"int8": Format.Q8, "int5": Format.Q5_1, "int4": Format.Q4}
+_INT8 = {32: Format.Q8_0, 64: Format.Q8}  # by the size of a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,12 @@ def build_forward(
 
 def native_formats(rounding: Rounding, plain: Format, *, num_layers: int) -> WeightFormats:
     """Return the formats of native kernels for a plan's; `plain`: of weights not rounded."""
-    native = {**_ROUNDED, "none": plain}
+    native = {
+        "int8": _INT8[rounding.int8_group],
+        "int5": Format.Q5_1,
+        "int4": Format.Q4,
+        "none": plain,
+    }
     return WeightFormats(
         layers=native[rounding.usual],
         head=native[rounding.head],

@@ -19,6 +19,7 @@ PACKED = (  # what `pack` converts to
     Format.Q8,
     Format.Q4,
     Format.Q5_1,
+    Format.Q8_0,
 )
 
 

@@ -18,7 +18,7 @@ from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.memory_report import report
 from remora.configs.planning.plan import EnginePlan, make_plan
-from remora.configs.planning.rounding import LOSSES
+from remora.configs.planning.rounding import loss_of
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.doctor.pooling import pooling_findings
@@ -74,7 +74,7 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     if plan.stored:
         yield Finding(Level.OK, "quantised", plan.stored)
     if plan.rounding:
-        loss = LOSSES.get(plan.quantization)
+        loss = loss_of(plan.quantization, plan.formats)
         cost = f"; a small model lost {loss} of perplexity by it" if loss else ""
         yield Finding(Level.OK, "rounded", f"on loading, to {plan.rounding}{cost}")
     yield from _smaller(plan, config, facts, machine)
@@ -100,7 +100,7 @@ def _smaller(
                 config.model_copy(update={"model": model}), facts, machine, plan.model_path
             )
             size = human_bytes(rounded.weight_bytes)
-            offers.append(f"{name} {size} ({LOSSES[name]} of perplexity)")
+            offers.append(f"{name} {size} ({loss_of(name, rounded.formats)} of perplexity)")
     if offers:
         text = f"model.quantization could round the weights: {', '.join(offers)}"
         yield Finding(Level.OK, "smaller", text)

@@ -115,6 +115,8 @@ INLINE void add_group(const char* panel, int group, int at, const int8_t* x, int
           if (step % NARROW == NARROW - 1) widen_pairs();
       }
     if constexpr (NARROW == PIECE) widen_pairs();
+    // Keeps a compiler from loading later bytes first; a whole group of 64 k it leaves in order.
+    if constexpr (MR > 1 && Codes::STEPS == 1 && Group::SIZE == 32) __asm__("" : "+r"(codes));
   }
   UNROLL for (int v = 0; v < N; v++) {
     const auto of_columns = Group::template scales_of<rf>(panel, group, (at + v) * REGISTER_LANES);

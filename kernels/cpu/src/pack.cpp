@@ -28,9 +28,9 @@ struct Source {
   }
 };
 
-// One column's values of a group of Q8.
+// One column's values of a group of whole bytes.
+template <int SIZE>
 struct Values {
-  static constexpr int SIZE = 64;
   float value[SIZE], most;  // the greatest magnitude
 
   Values(const Source& source, int row, int start) {
@@ -69,16 +69,30 @@ void pack_f16_column(const Source& source, int row, int column, f16* panel) {
   for (int i = 0; i < source.k; i++) panel[i * PANEL + column] = narrow_f16(source.at(row, i));
 }
 
-// The scale is rounded before the division, so its rounding adds no error.
-void pack_q8_column(const Source& source, int row, int start, int column, char* group) {
-  const Values values(source, row, start);
-  const bf16 stored = narrow(values.most / 127.0f);
-  ((bf16*)group)[column] = stored;
+// The scale of a group, narrowed and as it will be read. It is rounded before the division, so its
+// rounding adds no error: below the normal numbers of f16 it is rounded up, to keep `most` in reach.
+float narrowed_scale(float most, bf16& stored) {
+  stored = narrow(most / 127.0f);
+  return widen(stored);
+}
+
+float narrowed_scale(float most, f16& stored) {
+  stored = narrow_f16(most / 127.0f);
+  if (number_at(F16, &stored, 0) * 127.5f < most) stored.bits++;
+  return number_at(F16, &stored, 0);
+}
+
+template <Format FORMAT>  // Q8 or Q8_0
+void pack_bytes_column(const Source& source, int row, int start, int column, char* group) {
+  typedef std::conditional_t<FORMAT == Q8, bf16, f16> Scale;
+  constexpr int SIZE = FORMAT == Q8 ? 64 : 32;
+  const Values<SIZE> values(source, row, start);
+  const float scale = narrowed_scale(values.most, ((Scale*)group)[column]);
   constexpr int OFFSET = HAS_TILES ? 0 : 128;
   auto* data = (uint8_t*)group + 2 * PANEL;
-  for (int i = 0; i < Values::SIZE; i++)
-    data[step_offset(Q8, 16, i / 4, column) + i % 4] =
-        (uint8_t)(values.level(i, widen(stored)) + OFFSET);
+  for (int i = 0; i < SIZE; i++)
+    data[step_offset(Q8, SIZE / 4, i / 4, column) + i % 4] =
+        (uint8_t)(values.level(i, scale) + OFFSET);
 }
 
 // A group of Q4 or Q5_1 in LANES columns: a vector for each k.
@@ -225,9 +239,10 @@ void pack_panel(Format format, const void* from, Format source_format, int n, in
     } else if (format == F16) {
       pack_f16_column(source, row, column, (f16*)to);
     } else {
-      const int size = group_size(Q8);
+      const int size = group_size(format);
+      const auto pack = format == Q8 ? pack_bytes_column<Q8> : pack_bytes_column<Q8_0>;
       for (int start = 0; start < padded; start += size)
-        pack_q8_column(source, row, start, column, to + start / size * panel_bytes(Q8, size));
+        pack(source, row, start, column, to + start / size * panel_bytes(format, size));
     }
   }
 }

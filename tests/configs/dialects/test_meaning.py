@@ -187,7 +187,7 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
         ("sglang", "--torchao-config", "int4wo-128", State.APPROXIMATE, "groups of 32"),
         ("sglang", "--torchao-config", "fp8wo", State.APPROXIMATE, "on a GPU only"),
         ("lightllm", "--quant_type", "ao-int4wo-128", State.APPROXIMATE, "groups of 32"),
-        ("lightllm", "--quant_type", "ao-w8a8", State.APPROXIMATE, "groups of 64"),
+        ("lightllm", "--quant_type", "ao-w8a8", State.APPROXIMATE, "groups of 32"),
         ("lightllm", "--quant_type", "none", State.EXACT, ""),
         ("backend", "quantization", "float16", State.EXACT, ""),
         ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "same outputs"),

@@ -81,7 +81,7 @@ def test_quantized_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) ->
         for mode in ("none", "int8", "int4")
     )
 
-    assert int8 == pytest.approx(full / 2 * (1 + 2 / 64))
+    assert int8 == pytest.approx(full / 2 * (1 + 2 / 32))
     assert full / 4 < int4 < int8
     assert model_work(config, dtype="bfloat16", step_bytes=1234.0).step_bytes == 1234.0
 

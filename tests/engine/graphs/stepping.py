@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.configs.planning.rounding import ROUNDINGS
+from remora.configs.planning.rounding import ROUNDINGS, TILE_GROUP
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_weights import WeightFormats
 from remora.engine.layers.experts import Experts
@@ -44,6 +45,9 @@ QUANTIZED_FORMATS = {
 MODES = {
     "none": WeightFormats(layers=Format.BF16, head=Format.BF16),
     **QUANTIZED_FORMATS,
+    "int8 of tiles": native_formats(
+        replace(ROUNDINGS["int8"], int8_group=TILE_GROUP), Format.BF16, num_layers=0
+    ),
     "float32": WeightFormats(layers=Format.F32, head=Format.F32),
     "float16": WeightFormats(layers=Format.F16, head=Format.F16),
     "float16 in int8": QUANTIZED_FORMATS["int8"],

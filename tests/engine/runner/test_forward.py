@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.planning.rounding import BITS, ROUNDINGS, Rounding, plan_rounding
+from remora.configs.machine import read_machine_facts
+from remora.configs.planning.rounding import ROUNDINGS, Rounding, plan_rounding
 from remora.configs.sections.model import ModelSection
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.launch import BuiltEngine, build_engine, make_table
@@ -248,15 +249,15 @@ def test_weights_take_the_bits_that_the_plan_names(
             "quantization_overrides": overrides,
         }
     )
-    rounding = plan_rounding(section, facts, "cpu") or Rounding(usual="none", head="none")
+    features = read_machine_facts().cpu_features
+    rounding = plan_rounding(section, facts, "cpu", features) or Rounding(usual="none", head="none")
     numbers = facts.linear_weights
-    of_head = 16 if quantization == "none" else BITS[rounding.head]
-    head = of_head * 128 * (-(-facts.vocab_size // 64) * 64)
+    head = rounding.bits_of(rounding.head) * 128 * (-(-facts.vocab_size // 64) * 64)
 
     built = build(path, quantization=quantization, quantization_overrides=overrides)
 
     expected = sum(
-        {**BITS, "none": 16.0}[rounding.format_of(part, layer)] * count / facts.num_layers
+        rounding.bits_of(rounding.format_of(part, layer)) * count / facts.num_layers
         for part, count in numbers.items()
         for layer in range(facts.num_layers)
     )

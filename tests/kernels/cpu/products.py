@@ -193,15 +193,16 @@ def _unpack_bf16_tiles(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tenso
     return values, values.abs(), torch.zeros_like(values)
 
 
-def _unpack_q8(
-    data: Tensor, panels: int, *, has_tiles: bool = False
+def _unpack_bytes(
+    data: Tensor, panels: int, size: int, number: torch.dtype, *, has_tiles: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    groups = data.view(panels, -1, 2 * PANEL + 64 * PANEL)
-    scale = _per_column(groups[..., : 2 * PANEL])
-    steps = _steps(groups[..., 2 * PANEL :], 16, has_tiles=has_tiles)
+    """Unpack groups of `size` bytes with a scale of a dtype."""
+    groups = data.view(panels, -1, 2 * PANEL + size * PANEL)
+    scale = _per_column(groups[..., : 2 * PANEL], number)
+    steps = _steps(groups[..., 2 * PANEL :], size // 4, has_tiles=has_tiles)
     levels = steps.view(torch.int8).double() if has_tiles else steps.double() - 128
     values = (levels.flatten(2) * scale).flatten(1)
-    return values, values.abs(), scale.expand(-1, -1, 64).flatten(1)
+    return values, values.abs(), scale.expand(-1, -1, size).flatten(1)
 
 
 def _steps(groups: Tensor, count: int, *, has_tiles: bool) -> Tensor:
@@ -245,6 +246,8 @@ def _per_column(stored: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return numbers.transpose(1, 2).flatten(0, 1).unsqueeze(-1).double()
 
 
+_unpack_q8 = partial(_unpack_bytes, size=64, number=torch.bfloat16)
+_unpack_q8_0 = partial(_unpack_bytes, size=32, number=torch.float16)
 _UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = {
     Format.F32: partial(_unpack_plain, dtype=torch.float32, width=1),
     Format.BF16: partial(_unpack_plain, dtype=torch.bfloat16, width=2),
@@ -252,12 +255,14 @@ _UNPACK: dict[Format, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]] = 
     Format.Q8: _unpack_q8,
     Format.Q4: _unpack_q4,
     Format.Q5_1: _unpack_q5_1,
+    Format.Q8_0: _unpack_q8_0,
 }
 _UNPACK_TILES = _UNPACK | {
     Format.BF16: _unpack_bf16_tiles,
     Format.Q8: partial(_unpack_q8, has_tiles=True),
     Format.Q4: partial(_unpack_q4, has_tiles=True),
     Format.Q5_1: partial(_unpack_q5_1, has_tiles=True),
+    Format.Q8_0: partial(_unpack_q8_0, has_tiles=True),
 }
 
 

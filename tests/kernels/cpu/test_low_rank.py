@@ -242,7 +242,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     single.close()
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q4])
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q8_0, Format.Q4])
 @pytest.mark.parametrize("max_rank", [9, 70])
 def test_tile_registers_update_like_their_emulation(format: Format, max_rank: int) -> None:
     """The first rows are so small that sums of products are flushed to 0."""

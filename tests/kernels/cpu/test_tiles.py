@@ -104,7 +104,7 @@ def test_sums_follow_the_definition(
     rows=st.integers(1, 70),
     k=st.integers(1, 300),
     n=st.integers(1, 140),
-    format=st.sampled_from([Format.Q8, Format.Q4]),
+    format=st.sampled_from([Format.Q8, Format.Q8_0, Format.Q4]),
     seed=st.integers(0, 2**31),
 )
 def test_quantised_products_have_the_same_bits_as_without_tiles(
@@ -116,7 +116,7 @@ def test_quantised_products_have_the_same_bits_as_without_tiles(
     assert torch.equal(product(tiles, x, w, format), product(team, x, w, format))
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q4])
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q8_0, Format.Q4])
 @pytest.mark.parametrize("epilogue", Epilogue)
 @pytest.mark.parametrize("k", [83, 3000])
 def test_bits_do_not_depend_on_the_number_of_rows(
@@ -131,7 +131,7 @@ def test_bits_do_not_depend_on_the_number_of_rows(
         assert torch.equal(part, whole[first:last])
 
 
-@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q4])
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8, Format.Q8_0, Format.Q4])
 @pytest.mark.parametrize("epilogue", Epilogue)
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 33, 64, 201])
 def test_hardware_equals_the_emulation(

@@ -113,10 +113,13 @@ def quantise_rows(x: Tensor, size: int, add: MultiplyAdd) -> tuple[Tensor, Tenso
     return add(groups, inverse.unsqueeze(2), magic) - magic, most / 127
 
 
-def quantise_q8(w: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Return levels and scales of weights in groups of 64."""
-    groups = in_groups(w, 64)
-    scale = (groups.abs().amax(2) / 127).bfloat16().float()
+def quantise_bytes(w: Tensor, size: int, number: torch.dtype) -> tuple[Tensor, Tensor, None]:
+    """Return levels and scales of weights in groups of `size`.
+
+    number:  dtype of scales
+    """
+    groups = in_groups(w, size)
+    scale = (groups.abs().amax(2) / 127).to(number).float()
     return _levels(groups, scale, torch.zeros_like(scale), -127, 127), scale, None
 
 

@@ -26,8 +26,8 @@ from tests.kernels.cpu.native.arithmetic import (
     dot_grouped,
     fused,
     normalise,
+    quantise_bytes,
     quantise_from_least,
-    quantise_q8,
     quantise_rows,
     separate,
 )
@@ -42,6 +42,10 @@ Values = Mapping[str, Tensor | int | float]
 SEARCHED = {
     Format.Q4: partial(quantise_from_least, top=15, number=torch.bfloat16),
     Format.Q5_1: partial(quantise_from_least, top=31, number=torch.float16),
+}
+BYTES = {
+    Format.Q8: partial(quantise_bytes, size=64, number=torch.bfloat16),
+    Format.Q8_0: partial(quantise_bytes, size=32, number=torch.float16),
 }
 
 
@@ -148,9 +152,8 @@ def _multiplied(
     """Return x w^T of rounded values: its bits, exactly, and the bound of its error."""
     bits: Tensor | None
     if format.is_grouped:
-        size = 32 if format in SEARCHED else 64
-        rows = quantise_rows(x, size, target.add)
-        columns = SEARCHED[format](w) if format in SEARCHED else quantise_q8(w)
+        columns = SEARCHED[format](w) if format in SEARCHED else BYTES[format](w)
+        rows = quantise_rows(x, columns[0].shape[2], target.add)
         bits = dot_grouped(rows, columns, target.add)
         x = (rows[0].double() * rows[1].double().unsqueeze(2)).flatten(1)
         w = columns[0].double() * columns[1].double().unsqueeze(2)

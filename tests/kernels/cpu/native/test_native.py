@@ -32,7 +32,7 @@ ARM_CPUS = {
     "max": frozenset(["asimddp", "bf16", "i8mm"]),
 }
 # Cases whose bits are the same on every CPU with fused multiply-adds.
-SAME_BITS = ("norm-", "sampling-", "product-f32-", "product-q8-", "product-q4-")
+SAME_BITS = ("norm-", "sampling-", "product-f32-", "product-q8-", "product-q8_0-", "product-q4-")
 
 Compile = Callable[[Sequence[str]], Path]
 
