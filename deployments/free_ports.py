@@ -1,7 +1,8 @@
 """Ports for a program that will listen later, where a port of the system's choice would not do.
 
 The system gives port 0 and outgoing connections numbers of one range, so a port that it chose may
-be taken by any connection before the program listens. The ports here lie outside that range.
+be taken by any connection before the program listens. The ports here lie outside that range, unless
+the system is set to another one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import random
 import socket
 from itertools import islice
 
-# Above the ports of Ray's workers; below those of replicas and the system's ephemeral ports.
+# Above the ports of Ray's workers; below those of replicas and of outgoing connections.
 _PORTS = range(20_000, 30_000)
 
 

@@ -20,8 +20,10 @@ HeldFormat = RoundedFormat | Literal["none"]
 _ONE_PRODUCT = {"gate_proj", "up_proj"}
 # Inputs that share a scale, and in int5 and int4 a minimum; both have 16 bits.
 GROUP = 32
-# The same of int8 where there are tile registers, which hold 64 inputs.
+# The same of int8 where there are tile registers, which hold 64 inputs. Whether the system lets
+# programs use them is not known here.
 TILE_GROUP = 64
+_TILE_FEATURES = frozenset(("amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class Rounding:
             case "int8":
                 return 8 + 16 / self.int8_group
             case "int5" | "int4":
-                return int(format[-1]) + 32 / GROUP
+                return int(format.removeprefix("int")) + 32 / GROUP
 
     def bits(
         self, numbers: Mapping[str, int], *, num_layers: int = 1, plain: float = 16.0
@@ -120,7 +122,8 @@ ROUNDINGS: Mapping[str, Rounding] = {
 }
 
 
-# Perplexity that a small model lost whose weights were not made for 4 bits (docs/quantization.md).
+# Perplexity that a small model lost whose weights were not made for 4 bits (docs/quantization.md);
+# of int8 the medians of three texts.
 _LOSSES: Mapping[str, str] = {"int8": "0.6 %", "int4": "5 %", "int4_pure": "23 %"}
 _INT8_TILE_LOSS = "1.2 %"  # where more inputs share a scale
 
@@ -128,9 +131,11 @@ _INT8_TILE_LOSS = "1.2 %"  # where more inputs share a scale
 def loss_of(quantization: str, rounding: Rounding | None) -> str:
     """Return the perplexity that `model.quantization` cost a small model; empty = unknown.
 
-    rounding:  on a CPU
+    rounding:  on a CPU; that of GPUs, and overrides, have not been measured
     """
-    if quantization == "int8" and rounding is not None and rounding.int8_group == TILE_GROUP:
+    if rounding is None or rounding.overrides:
+        return ""
+    if quantization == "int8" and rounding.int8_group == TILE_GROUP:
         return _INT8_TILE_LOSS
     return _LOSSES.get(quantization, "")
 
@@ -143,7 +148,7 @@ def asked_rounding(section: ModelSection) -> str:
 
 
 def plan_rounding(
-    section: ModelSection, model: ModelFacts, device: str, cpu_features: Collection[str] = ()
+    section: ModelSection, model: ModelFacts, device: str, cpu_features: Collection[str]
 ) -> Rounding | None:
     """Return the formats to which weights are rounded on a CPU; None = they are not.
 
@@ -171,7 +176,7 @@ def plan_rounding(
     return replace(
         usual or Rounding(usual="none", head="none"),
         overrides=tuple(overrides),
-        int8_group=TILE_GROUP if "amx_tile" in cpu_features else GROUP,
+        int8_group=TILE_GROUP if _TILE_FEATURES.issubset(cpu_features) else GROUP,
     )
 
 

@@ -89,6 +89,7 @@ def work_of_plan(plan: EnginePlan, step_bytes: float | None = None) -> ModelWork
         _decoder_config(plan.model_path, plan.loading),
         dtype=plan.dtype,
         quantization=plan.quantization,
+        rounding=plan.formats,
         step_bytes=step_bytes,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remora.configs.planning.kv_format import DTYPE_BYTES
-from remora.configs.planning.rounding import ROUNDINGS
+from remora.configs.planning.rounding import ROUNDINGS, Rounding
 from remora.engine.models.config import DecoderConfig
 
 
@@ -76,10 +76,12 @@ def model_work(
     *,
     dtype: str,
     quantization: str = "none",
+    rounding: Rounding | None = None,
     step_bytes: float | None = None,
 ) -> ModelWork:
     """Return the work of a model of this shape and storage format.
 
+    rounding:    the plan's; None = that of `quantization` on CPUs without tile registers
     step_bytes:  bytes of weights that a step reads, if known; None = computed
     """
     inner = sum(layer.mlp.weights_per_input for layer in config.layers)
@@ -87,7 +89,7 @@ def model_work(
     head = config.vocab_size * config.hidden_size
     each = DTYPE_BYTES[dtype]
     of_layers = of_head = float(each)
-    if (rounding := ROUNDINGS.get(quantization)) is not None:
+    if (rounding := rounding or ROUNDINGS.get(quantization)) is not None:
         parts = _attention_parts(config)
         others = blocks - sum(parts.values())
         of_layers = rounding.bits({**parts, "others": others}) / 8

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by py
 from remora.configs.environment import cache_dir
 from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
+from remora.configs.machine import read_machine_facts
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import make_plan
 from remora.engine.models.checkpoint import read_config
@@ -284,7 +285,7 @@ def build(model: DecoderModel, fill: Fill, path: Path, case: Case) -> None:
         total_bytes=2**40,
         available_bytes=2**40,
         cpu_name="any",
-        cpu_features=(),
+        cpu_features=read_machine_facts().cpu_features,
         devices=("cpu",),
     )
     sections = {

@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rows", default="1,8,32,64,512")
-    parser.add_argument("--formats", default="bf16,q8,q4")
+    parser.add_argument("--formats", default="bf16,q8,q8_0,q4")
     parser.add_argument("--shapes", default=SHAPES, help="k x n, separated by commas")
     args = parser.parse_args()
     console = Console()

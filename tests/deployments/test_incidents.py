@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import typing
@@ -21,6 +20,7 @@ from pydantic import BaseModel
 
 from remora.configs.errors import EngineError
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.free_ports import free_port
 from remora.deployments.http.app import BODIES, GENERATION
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
@@ -334,8 +334,7 @@ app(["serve", sys.argv[1], "--port", sys.argv[2], "--proxy", "python"])
 
 
 def test_ray_requires_a_token_and_its_dashboard_is_local() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     environment = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE"}
 
     done = subprocess.run(

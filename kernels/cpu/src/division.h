@@ -35,9 +35,8 @@ class Division {
       : num_panels_(num_panels), num_rows_(num_rows),
         packs_rows_(uses_tiles(weight.format)) {
     // Of a thread. Tiles multiply several times as fast. Unpacking codes takes long, and the rows of
-    // a chunk share it; plain int8 has nothing to unpack.
-    const bool unpacks = is_grouped(weight.format) && weight.format != Q8;
-    const int many_rows = packs_rows_ ? 128 : unpacks ? 64 : 16;
+    // a chunk share it.
+    const int many_rows = packs_rows_ ? 128 : is_grouped(weight.format) ? 64 : 16;
     const int product_rows = packs_rows_ ? 256 : 192;  // of a chunk
     constexpr int WIDE_ROWS = 32;  // whose arithmetic takes as long as reading the weight
     if (num_rows >= many_rows * num_threads) {

@@ -22,7 +22,7 @@
 //         w = scale * (u - 128 - zero)
 //   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS
 //         blocks of GGUF, of 32 or 256 k: scales, then levels and codes of each group (grouped.h)
-// Grouped formats (grouped.h; pack.cpp rounds to Q8, Q5_1 and Q4) quantise activations as
+// Grouped formats (grouped.h; pack.cpp rounds to Q8, Q8_0, Q5_1 and Q4) quantise activations as
 // well, per row and group of k: x = scale * s.
 //
 // With tile registers, the values of 16 columns that one tile holds are adjacent, and so are the tiles

@@ -69,13 +69,15 @@ void pack_f16_column(const Source& source, int row, int column, f16* panel) {
   for (int i = 0; i < source.k; i++) panel[i * PANEL + column] = narrow_f16(source.at(row, i));
 }
 
-// The scale of a group, narrowed and as it will be read. It is rounded before the division, so its
-// rounding adds no error: below the normal numbers of f16 it is rounded up, to keep `most` in reach.
+// The scale of a group, narrowed, and as it will be read: it is rounded before values are divided by it,
+// so that its rounding adds no error.
 float narrowed_scale(float most, bf16& stored) {
   stored = narrow(most / 127.0f);
   return widen(stored);
 }
 
+// Below the normal numbers of f16 a scale is rounded up where `most` would lie beyond the last level,
+// 127, by more than half a level.
 float narrowed_scale(float most, f16& stored) {
   stored = narrow_f16(most / 127.0f);
   if (number_at(F16, &stored, 0) * 127.5f < most) stored.bits++;
@@ -91,7 +93,7 @@ void pack_bytes_column(const Source& source, int row, int start, int column, cha
   constexpr int OFFSET = HAS_TILES ? 0 : 128;
   auto* data = (uint8_t*)group + 2 * PANEL;
   for (int i = 0; i < SIZE; i++)
-    data[step_offset(Q8, SIZE / 4, i / 4, column) + i % 4] =
+    data[step_offset(FORMAT, SIZE / 4, i / 4, column) + i % 4] =
         (uint8_t)(values.level(i, scale) + OFFSET);
 }
 

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by py
 from remora.configs.environment import cache_dir
 from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
+from remora.configs.machine import read_machine_facts
 from remora.configs.planning.plan import make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
@@ -282,7 +283,7 @@ def load(path: Path, quantization: str, packed: Path) -> tuple[int, int]:
         total_bytes=2**40,
         available_bytes=2**40,
         cpu_name="any",
-        cpu_features=(),
+        cpu_features=read_machine_facts().cpu_features,
         devices=("cpu",),
     )
     engine = {"kv_tokens": 256, "cpu_kernels": "native", "max_running_requests": 1}

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from remora.deployments.free_ports import free_port
-
 sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
 from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.plan import EnginePlan, make_plan
+from remora.deployments.free_ports import free_port
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts

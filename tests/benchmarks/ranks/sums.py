@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 
-from remora.deployments.free_ports import free_port
-
 sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
+from remora.deployments.free_ports import free_port
 from remora.engine.parallel import connect as connecting
 from remora.engine.parallel.layout import Layout
 

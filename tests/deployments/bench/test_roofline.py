@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.configs.planning.rounding import ROUNDINGS
 from remora.deployments.bench.roofline import (
     Bounds,
     ModelWork,
@@ -82,6 +83,9 @@ def test_quantized_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) ->
     )
 
     assert int8 == pytest.approx(full / 2 * (1 + 2 / 32))
+    tiles = replace(ROUNDINGS["int8"], int8_group=64)
+    tiled = model_work(config, dtype="bfloat16", quantization="int8", rounding=tiles).step_bytes
+    assert tiled == pytest.approx(full / 2 * (1 + 2 / 64))
     assert full / 4 < int4 < int8
     assert model_work(config, dtype="bfloat16", step_bytes=1234.0).step_bytes == 1234.0
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
+
+from remora.deployments.free_ports import free_port
 
 REPLICA, WORKER, GATEWAY, ROUTING_SERVICE = (
     "ray::ServeReplica:remora:LLMServer",
@@ -32,8 +33,7 @@ _CHANGES = re.compile(r"serve deploy -a (http://\S+) FILE")
 
 def make_serve_config(model: Path, **sections: Any) -> dict[str, Any]:
     """Return the Serve config of a tiny model on a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     args = {
         "model": {"path": str(model), "served_name": "m", "dtype": "float32"},
         "engine": {"kv_tokens": 32_768, "num_threads": 1, **sections.pop("engine", {})},

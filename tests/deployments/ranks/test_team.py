@@ -19,6 +19,7 @@ from ray.exceptions import ActorDiedError
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
+from remora.deployments.free_ports import free_port
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector, RankStats
@@ -204,8 +205,7 @@ def test_ranks_that_do_not_come_in_time_end_the_start(
 def test_ranks_meet_at_the_port_that_is_written(
     actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with listen("127.0.0.1") as free:
-        port = free.getsockname()[1]
+    port = free_port()
     team = team_of(actors[:1], monkeypatch, tp_size=2, rendezvous_port=port)
     ports: list[int] = []
 

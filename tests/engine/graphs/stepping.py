@@ -45,7 +45,7 @@ QUANTIZED_FORMATS = {
 MODES = {
     "none": WeightFormats(layers=Format.BF16, head=Format.BF16),
     **QUANTIZED_FORMATS,
-    "int8 of tiles": native_formats(
+    "int8 in groups of 64": native_formats(
         replace(ROUNDINGS["int8"], int8_group=TILE_GROUP), Format.BF16, num_layers=0
     ),
     "float32": WeightFormats(layers=Format.F32, head=Format.F32),

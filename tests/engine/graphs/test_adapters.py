@@ -35,7 +35,7 @@ STEPS = ({0: 30, 1: 70}, {0: 1, 1: 1, 2: 20}, {0: 1, 1: 1, 2: 1, 3: 9})
 ERRORS = {
     "none": 0.08,
     "int8": 0.3,
-    "int8 of tiles": 0.3,
+    "int8 in groups of 64": 0.3,
     "int4": 0.3,
     "int4_pure": 0.3,
     "float32": 1e-4,

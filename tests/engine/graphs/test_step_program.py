@@ -40,7 +40,7 @@ from tests.engine.models.test_parity import make_llm, make_prompts
 from tests.thinned import thinned
 from tests.tiny_experts import EXPERT_FAMILIES
 
-MODES = ("none", *QUANTIZED_FORMATS, "int8 of tiles", "float16", "float16 in int8")
+MODES = ("none", *QUANTIZED_FORMATS, "int8 in groups of 64", "float16", "float16 in int8")
 # Norm of what the logits differ by, as a share of their own: what rounding activations costs these
 # small models, which blow up what goes in.
 # With float16 only K, V and the embeddings are rounded.
@@ -48,7 +48,7 @@ ERRORS = {
     "float32": 1e-5,
     "none": 0.08,
     "int8": 0.2,
-    "int8 of tiles": 0.2,
+    "int8 in groups of 64": 0.2,
     "int4": 0.2,
     "int4_pure": 0.2,
     "float16": 0.01,
