@@ -51,6 +51,7 @@ def connected(
 ) -> Iterator[tuple[Threads, list[Group]]]:
     """Join ranks; they leave at the end."""
     threads, port = Threads(tp_size * pp_size), free_port()
+    listener = listen(HOST, port) if tp_size * pp_size > 1 else None
 
     def join(rank: int) -> Group:
         layout = Layout(rank=rank, tp_size=tp_size, pp_size=pp_size)
@@ -58,7 +59,7 @@ def connected(
             layout,
             host=HOST,
             port=port,
-            listener=listen(HOST, port) if rank == 0 < layout.num_ranks - 1 else None,
+            listener=listener if rank == 0 else None,
             device="cpu",
             timeout_s=timeout_s,
         )

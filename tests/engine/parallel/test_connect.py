@@ -89,19 +89,25 @@ def test_stages_of_one_rank_have_nothing_to_sum_and_one_rank_nothing_to_join() -
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    port = free_port()
+    listener = listen(HOST)  # before any rank looks for it, as in an engine
+    port = listener.getsockname()[1]
 
     def join(rank: int) -> str:
-        layout = Layout(rank=rank, tp_size=3)
-        listener = listen(HOST, port) if rank == 0 else None
         with pytest.raises(EngineError) as caught:
-            connect(layout, host=HOST, port=port, listener=listener, device="cpu", timeout_s=0.5)
+            connect(
+                Layout(rank=rank, tp_size=3),
+                host=HOST,
+                port=port,
+                listener=listener if rank == 0 else None,
+                device="cpu",
+                timeout_s=1.0,
+            )
         return str(caught.value)
 
     with closing(Threads(2)) as threads:
         errors = threads.on_all(join)
 
-    assert "waited 0.5 s for rank 2" in errors[0]
+    assert "waited 1 s for rank 2" in errors[0]
     assert "rank 1" in errors[1]
 
 
