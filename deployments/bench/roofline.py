@@ -92,8 +92,9 @@ def model_work(
     if (rounding := rounding or ROUNDINGS.get(quantization)) is not None:
         parts = _attention_parts(config)
         others = blocks - sum(parts.values())
-        of_layers = rounding.bits({**parts, "others": others}) / 8
-        of_head = rounding.bits_of(rounding.head, plain=8.0 * each) / 8
+        numbers, plain = {**parts, "others": others}, 8.0 * each
+        of_layers = rounding.bits(numbers, num_layers=config.num_layers, plain=plain) / 8
+        of_head = rounding.bits_of(rounding.head, plain=plain) / 8
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,

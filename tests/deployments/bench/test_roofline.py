@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.configs.planning.rounding import ROUNDINGS
+from remora.configs.planning.rounding import ROUNDINGS, Rounding
 from remora.deployments.bench.roofline import (
     Bounds,
     ModelWork,
@@ -86,6 +86,10 @@ def test_quantized_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) ->
     tiles = replace(ROUNDINGS["int8"], int8_group=64)
     tiled = model_work(config, dtype="bfloat16", quantization="int8", rounding=tiles).step_bytes
     assert tiled == pytest.approx(full / 2 * (1 + 2 / 64))
+    unrounded = model_work(
+        config, dtype="float32", rounding=Rounding(usual="none", head="none")
+    ).step_bytes
+    assert unrounded == 2 * full
     assert full / 4 < int4 < int8
     assert model_work(config, dtype="bfloat16", step_bytes=1234.0).step_bytes == 1234.0
 
